@@ -1,0 +1,147 @@
+"""The primitive operations that the core asks of an array library.
+
+The logic of the core is written once, on top of these.  A backend is one small class per
+library; ``backend_of(array)`` finds it by the array's module, without importing a library
+that the caller has not imported already.
+
+Conventions
+-----------
+* dtypes are named by strings: ``float16 bfloat16 float32 float64 uint8 int32 int64 bool``.
+* arrays are one-dimensional unless stated otherwise; functions return new arrays and never
+  write to their arguments, but for those whose name ends in ``_`` (as in torch).
+* ``like=`` names an array whose device (and graph) a new array shares.
+* integer arithmetic is two's complement and wraps; ``+ - * & |`` and comparisons are the
+  arrays' own operators, as is slicing with ``[a:b]``.
+* a value that Python must know (a length that decides a loop) is never asked for here:
+  TensorFlow traces this code, so data-dependent control flow goes through :meth:`cond`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Protocol, Sequence
+
+from .errors import ConfigurationError
+
+Array = Any
+
+
+class Backend(Protocol):
+    """What the core needs from an array library."""
+
+    name: str
+
+    # -- making arrays
+    def constant(self, value: Any, dtype: str, like: Array) -> Array:
+        """A scalar or (nested) list as an array."""
+
+    def zeros(self, length: Any, dtype: str, like: Array) -> Array: ...
+
+    def arange(self, length: Any, like: Array) -> Array:
+        """int64 ``0 .. length - 1``."""
+
+    # -- shape and type
+    def length(self, x: Array) -> Any:
+        """Number of elements: a Python int, or a TensorFlow int64 scalar."""
+
+    def dtype(self, x: Array) -> str: ...
+
+    def cast(self, x: Array, dtype: str) -> Array: ...
+
+    def bitcast(self, x: Array, dtype: str) -> Array:
+        """The same bits under a dtype of the same width (int32/float32, int64/float64)
+        or from ``float16``/``bfloat16`` to ``int16`` and back."""
+
+    def reshape(self, x: Array, shape: Sequence[Any]) -> Array: ...
+
+    def concat(self, xs: Sequence[Array]) -> Array: ...
+
+    # -- element-wise
+    def where(self, condition: Array, a: Any, b: Any) -> Array: ...
+
+    def abs(self, x: Array) -> Array: ...
+
+    def minimum(self, a: Array, b: Array) -> Array: ...
+
+    def shift_left(self, x: Array, bits: Any) -> Array: ...
+
+    def shift_right(self, x: Array, bits: Any) -> Array:
+        """Arithmetic shift (the sign is kept)."""
+
+    def xor(self, a: Array, b: Any) -> Array: ...
+
+    # -- reductions and orders
+    def sum(self, x: Array) -> Array: ...
+
+    def max(self, x: Array) -> Array: ...
+
+    def cumsum(self, x: Array) -> Array: ...
+
+    def sort(self, x: Array) -> Array:
+        """Descending."""
+
+    def argmax(self, x: Array) -> Array:
+        """The first position of the maximum, int64 scalar."""
+
+    def all_finite(self, x: Array) -> Array:
+        """Boolean scalar."""
+
+    def kth_largest(self, x: Array, k: Any) -> Array:
+        """The k-th largest element, 1 <= k <= length (scalar)."""
+
+    # -- indexing
+    def nonzero(self, mask: Array) -> Array:
+        """int64 positions where ``mask`` is true, ascending."""
+
+    def take(self, x: Array, indices: Array) -> Array: ...
+
+    def put(self, x: Array, indices: Array, values: Array) -> Array:
+        """A copy of ``x`` with ``x[indices] = values`` (distinct indices)."""
+
+    def scatter_add(self, x: Array, indices: Array, values: Array) -> Array:
+        """A copy of ``x`` with ``values`` added at ``indices``, repeated ones accumulated."""
+
+    # -- control
+    def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
+        """Both branches return arrays of the same structure, dtype and rank."""
+
+
+_members: dict[str, Backend] = {}
+
+
+def register(root_module: str, backend: Backend) -> None:
+    """Make ``backend`` serve the arrays whose type lives under ``root_module``."""
+    _members[root_module] = backend
+
+
+def backend_of(x: Array) -> Backend:
+    """The backend that serves ``x``; loads the member for torch or TensorFlow on first use."""
+    root = type(x).__module__.partition(".")[0]
+    found = _members.get(root)
+    if found is not None:
+        return found
+    if root in ("numpy", "builtins"):
+        from .numpy_backend import NUMPY
+
+        register("numpy", NUMPY)
+        register("builtins", NUMPY)
+        return NUMPY
+    if root == "torch" or (root not in ("tensorflow", "keras") and _is_torch(x)):
+        from ..torch.backend import TORCH
+
+        register(root, TORCH)
+        return TORCH
+    if root == "tensorflow":
+        from ..tensorflow.backend import TENSORFLOW
+
+        register(root, TENSORFLOW)
+        return TENSORFLOW
+    raise ConfigurationError(
+        f"arrays of type {type(x).__module__}.{type(x).__qualname__} are not supported; "
+        "pass a NumPy array, a torch.Tensor or a tf.Tensor"
+    )
+
+
+def _is_torch(x: Array) -> bool:
+    torch = sys.modules.get("torch")  # subclasses, such as torch.nn.Parameter of a user's library
+    return torch is not None and isinstance(x, torch.Tensor)

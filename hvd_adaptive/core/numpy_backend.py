@@ -1,0 +1,107 @@
+"""The NumPy member of the backend protocol: the reference for the other two."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from .backend import Array
+
+_DTYPES = {
+    "float16": np.float16, "float32": np.float32, "float64": np.float64, "uint8": np.uint8,
+    "int16": np.int16, "int32": np.int32, "int64": np.int64, "bool": np.bool_,
+}  # fmt: skip
+
+
+class NumpyBackend:
+    name = "numpy"
+
+    def constant(self, value: Any, dtype: str, like: Array) -> Array:
+        return np.asarray(value, dtype=_DTYPES[dtype])
+
+    def zeros(self, length: Any, dtype: str, like: Array) -> Array:
+        return np.zeros(int(length), dtype=_DTYPES[dtype])
+
+    def arange(self, length: Any, like: Array) -> Array:
+        return np.arange(int(length), dtype=np.int64)
+
+    def length(self, x: Array) -> int:
+        return int(np.size(x))
+
+    def dtype(self, x: Array) -> str:
+        return str(x.dtype)
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        return np.asarray(x).astype(_DTYPES[dtype], copy=False)
+
+    def bitcast(self, x: Array, dtype: str) -> Array:
+        return np.asarray(x).view(_DTYPES[dtype])
+
+    def reshape(self, x: Array, shape: Sequence[Any]) -> Array:
+        return np.reshape(x, tuple(int(n) for n in shape))
+
+    def concat(self, xs: Sequence[Array]) -> Array:
+        return np.concatenate(xs)
+
+    def where(self, condition: Array, a: Any, b: Any) -> Array:
+        return np.where(condition, a, b)
+
+    def abs(self, x: Array) -> Array:
+        return np.abs(x)
+
+    def minimum(self, a: Array, b: Array) -> Array:
+        return np.minimum(a, b)
+
+    def shift_left(self, x: Array, bits: Any) -> Array:
+        return np.left_shift(x, bits)
+
+    def shift_right(self, x: Array, bits: Any) -> Array:
+        return np.right_shift(x, bits)
+
+    def xor(self, a: Array, b: Any) -> Array:
+        return np.bitwise_xor(a, b)
+
+    def sum(self, x: Array) -> Array:
+        return np.sum(x)
+
+    def max(self, x: Array) -> Array:
+        return np.max(x)
+
+    def cumsum(self, x: Array) -> Array:
+        return np.cumsum(x)
+
+    def sort(self, x: Array) -> Array:
+        return np.sort(x)[::-1]
+
+    def argmax(self, x: Array) -> Array:
+        return np.argmax(x)
+
+    def all_finite(self, x: Array) -> Array:
+        return np.isfinite(x).all()
+
+    def kth_largest(self, x: Array, k: Any) -> Array:
+        position = x.size - int(k)
+        return np.partition(x, position)[position]
+
+    def nonzero(self, mask: Array) -> Array:
+        return np.flatnonzero(mask)
+
+    def take(self, x: Array, indices: Array) -> Array:
+        return np.take(x, indices)
+
+    def put(self, x: Array, indices: Array, values: Array) -> Array:
+        out = np.array(x)
+        out[indices] = values
+        return out
+
+    def scatter_add(self, x: Array, indices: Array, values: Array) -> Array:
+        out = np.array(x)
+        np.add.at(out, indices, values)
+        return out
+
+    def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
+        return if_true() if bool(predicate) else if_false()
+
+
+NUMPY = NumpyBackend()

@@ -1,0 +1,102 @@
+"""The torch member of the backend protocol; device-agnostic, never tracked by autograd."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import torch
+
+from ..core.backend import Array
+
+_DTYPES = {
+    name: getattr(torch, name)
+    for name in ("float16", "bfloat16", "float32", "float64", "uint8", "int16", "int32", "int64", "bool")
+}
+
+
+class TorchBackend:
+    name = "torch"
+
+    def constant(self, value: Any, dtype: str, like: Array) -> Array:
+        return torch.as_tensor(value, dtype=_DTYPES[dtype], device=like.device)
+
+    def zeros(self, length: Any, dtype: str, like: Array) -> Array:
+        return torch.zeros(int(length), dtype=_DTYPES[dtype], device=like.device)
+
+    def arange(self, length: Any, like: Array) -> Array:
+        return torch.arange(int(length), device=like.device)
+
+    def length(self, x: Array) -> int:
+        return int(x.numel())
+
+    def dtype(self, x: Array) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        return x.to(_DTYPES[dtype])
+
+    def bitcast(self, x: Array, dtype: str) -> Array:
+        return x.view(_DTYPES[dtype])
+
+    def reshape(self, x: Array, shape: Sequence[Any]) -> Array:
+        return x.reshape(tuple(int(n) for n in shape))
+
+    def concat(self, xs: Sequence[Array]) -> Array:
+        return torch.cat(list(xs))
+
+    def where(self, condition: Array, a: Any, b: Any) -> Array:
+        return torch.where(condition, a, b)
+
+    def abs(self, x: Array) -> Array:
+        return x.abs()
+
+    def minimum(self, a: Array, b: Array) -> Array:
+        return torch.minimum(a, b)
+
+    def shift_left(self, x: Array, bits: Any) -> Array:
+        return torch.bitwise_left_shift(x, bits)
+
+    def shift_right(self, x: Array, bits: Any) -> Array:
+        return torch.bitwise_right_shift(x, bits)
+
+    def xor(self, a: Array, b: Any) -> Array:
+        return torch.bitwise_xor(a, b)
+
+    def sum(self, x: Array) -> Array:
+        return x.sum()
+
+    def max(self, x: Array) -> Array:
+        return x.max()
+
+    def cumsum(self, x: Array) -> Array:
+        return torch.cumsum(x, 0)
+
+    def sort(self, x: Array) -> Array:
+        return torch.sort(x, descending=True).values
+
+    def argmax(self, x: Array) -> Array:
+        return torch.argmax(x)
+
+    def all_finite(self, x: Array) -> Array:
+        return torch.isfinite(x).all()
+
+    def kth_largest(self, x: Array, k: Any) -> Array:
+        return torch.topk(x, int(k), sorted=False).values.min()
+
+    def nonzero(self, mask: Array) -> Array:
+        return torch.nonzero(mask).reshape(-1)
+
+    def take(self, x: Array, indices: Array) -> Array:
+        return x[indices]
+
+    def put(self, x: Array, indices: Array, values: Array) -> Array:
+        return x.index_put((indices,), values)
+
+    def scatter_add(self, x: Array, indices: Array, values: Array) -> Array:
+        return x.index_add(0, indices, values)
+
+    def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
+        return if_true() if bool(predicate) else if_false()
+
+
+TORCH = TorchBackend()
