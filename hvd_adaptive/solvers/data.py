@@ -12,9 +12,10 @@ import bz2
 import gzip
 import lzma
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -85,7 +86,8 @@ def load(name_or_path: str | os.PathLike[str], folder: str | os.PathLike[str] | 
         raise ConfigurationError(
             f"data set {text!r} is neither a file nor a known name; looked in "
             f"{', '.join(map(str, data_folders(folder)))}. Give a path to an svmlight file, set "
-            f"{DATA_VARIABLE} or --data-dir to the folder that holds it, or use one of {', '.join(sorted(BUNDLED))}"
+            f"{DATA_VARIABLE} or --data-dir to the folder that holds it, or use one of "
+            f"{', '.join(sorted(BUNDLED))}"
         )
     values = np.unique(targets)
     if values.size == 2:

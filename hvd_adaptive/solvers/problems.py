@@ -16,9 +16,9 @@ give the same bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Callable, Sequence
 
 import numpy as np
 import scipy.linalg
@@ -115,7 +115,9 @@ class LinearModel(ABC):
             if not (np.isfinite(value) and value >= 0):
                 raise ConfigurationError(f"{name}={value} must be finite and at least 0")
         if not (np.isfinite(self.features.data).all() and np.isfinite(self.targets).all()):
-            raise ConfigurationError("features and targets must be finite; remove or impute NaN and infinite entries")
+            raise ConfigurationError(
+                "features and targets must be finite; remove or impute NaN and infinite entries"
+            )
 
     def _per_worker_transpose(self) -> sp.csr_matrix:
         """(workers * d, rows): row ``tau * d + j`` is column j of the shard of worker tau."""
@@ -223,7 +225,9 @@ class LogisticRegression(LinearModel):
     def _check(self) -> None:
         super()._check()
         if not np.isin(self.targets, (-1.0, 1.0)).all():
-            raise ConfigurationError("logistic regression needs targets in {-1, +1}; map the two classes to them")
+            raise ConfigurationError(
+                "logistic regression needs targets in {-1, +1}; map the two classes to them"
+            )
 
     def losses(self, margins: np.ndarray, targets: np.ndarray) -> np.ndarray:
         return np.logaddexp(0.0, -targets * margins)
@@ -270,7 +274,9 @@ def smoothness(
         top, bottom = float(eigenvalues[-1]), max(float(eigenvalues[0]), 0.0)
         bottom = bottom if bottom > 1e-12 * top else 0.0
     else:
-        operator = spla.LinearOperator((d, d), matvec=lambda v: mean(problem.gram_products(v)), dtype=np.float64)
+        operator = spla.LinearOperator(
+            (d, d), matvec=lambda v: mean(problem.gram_products(v)), dtype=np.float64
+        )
         start = np.ones(d)
         top = float(spla.eigsh(operator, k=1, which="LM", v0=start, return_eigenvectors=False)[0])
         bottom = 0.0  # a safe bound: the regulariser alone
@@ -358,7 +364,9 @@ def _solve(problem: LinearModel, x: np.ndarray, free: np.ndarray, slope: np.ndar
     part = problem.features[:, free]
     weights = problem.curvatures(problem.features @ x, problem.targets) / problem.total_rows
     operator = spla.LinearOperator(
-        (free.size, free.size), matvec=lambda v: part.T @ (weights * (part @ v)) + problem.l2 * v, dtype=np.float64
+        (free.size, free.size),
+        matvec=lambda v: part.T @ (weights * (part @ v)) + problem.l2 * v,
+        dtype=np.float64,
     )
     return np.asarray(spla.cg(operator, slope, rtol=1e-12, maxiter=5000)[0])
 

@@ -113,7 +113,11 @@ def test_prox_minimises_its_definition(v, step):
         return 0.7 * np.abs(t).sum() + ((t - v) ** 2).sum() / (2 * step)
 
     rng = np.random.default_rng(0)
-    assert all(objective(u) <= objective(u + s * rng.normal(size=3)) + 1e-12 for s in (1e-3, 0.1, 1.0) for _ in range(5))
+    assert all(
+        objective(u) <= objective(u + s * rng.normal(size=3)) + 1e-12
+        for s in (1e-3, 0.1, 1.0)
+        for _ in range(5)
+    )
 
 
 @pytest.mark.parametrize(
