@@ -16,6 +16,7 @@ with ``from call import report; report(value)``.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import pickle
@@ -135,10 +136,8 @@ def _run_bounded(
         return process.returncode, output
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)  # horovodrun ends its ranks
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            pass
         _end_leftovers(tag)
         output, _ = process.communicate()
         return None, output
