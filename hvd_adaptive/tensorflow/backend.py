@@ -1,0 +1,140 @@
+"""The TensorFlow member of the backend protocol; the same code runs eagerly and traced.
+
+A length that is known while tracing is a Python int; one that is not is an int64 scalar tensor,
+and every function here takes either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..core.backend import Array
+
+_DTYPES = {
+    name: getattr(tf, name)
+    for name in ("float16", "bfloat16", "float32", "float64", "uint8", "int16", "int32", "int64", "bool")
+}
+
+
+class TensorFlowBackend:
+    name = "tensorflow"
+
+    def constant(self, value: Any, dtype: str, like: Array) -> Array:
+        if tf.is_tensor(value):
+            return tf.cast(value, _DTYPES[dtype])
+        return tf.constant(value, dtype=_DTYPES[dtype])
+
+    def zeros(self, length: Any, dtype: str, like: Array) -> Array:
+        return tf.zeros([length], dtype=_DTYPES[dtype])
+
+    def arange(self, length: Any, like: Array) -> Array:
+        return tf.range(tf.cast(length, tf.int64))
+
+    def length(self, x: Array) -> Any:
+        known = x.shape.num_elements()
+        return tf.size(x, out_type=tf.int64) if known is None else known
+
+    def dtype(self, x: Array) -> str:
+        return str(x.dtype.name)
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        return tf.cast(x, _DTYPES[dtype])
+
+    def bitcast(self, x: Array, dtype: str) -> Array:
+        return tf.bitcast(x, _DTYPES[dtype])
+
+    def reshape(self, x: Array, shape: Sequence[Any]) -> Array:
+        return tf.reshape(x, list(shape))
+
+    def concat(self, xs: Sequence[Array]) -> Array:
+        return tf.concat(list(xs), axis=0)
+
+    def where(self, condition: Array, a: Any, b: Any) -> Array:
+        typed = a if tf.is_tensor(a) else b  # a bare number takes the type of the other side
+        return tf.where(condition, tf.convert_to_tensor(a, typed.dtype), tf.convert_to_tensor(b, typed.dtype))
+
+    def abs(self, x: Array) -> Array:
+        return tf.abs(x)
+
+    def sqrt(self, x: Array) -> Array:
+        return tf.sqrt(x)
+
+    def sqrt(self, x: Array) -> Array:
+        return tf.sqrt(x)
+
+    def minimum(self, a: Array, b: Array) -> Array:
+        return tf.minimum(a, b)
+
+    def shift_left(self, x: Array, bits: Any) -> Array:
+        return tf.bitwise.left_shift(x, tf.cast(bits, x.dtype))
+
+    def shift_right(self, x: Array, bits: Any) -> Array:
+        return tf.bitwise.right_shift(x, tf.cast(bits, x.dtype))
+
+    def xor(self, a: Array, b: Any) -> Array:
+        return tf.bitwise.bitwise_xor(a, tf.cast(b, a.dtype))
+
+    def sum(self, x: Array) -> Array:
+        return tf.reduce_sum(_widened(x))
+
+    def max(self, x: Array) -> Array:
+        return tf.reduce_max(x)
+
+    def cumsum(self, x: Array) -> Array:
+        return tf.cumsum(_widened(x))
+
+    def sort(self, x: Array) -> Array:
+        return tf.sort(x, direction="DESCENDING")
+
+    def argmax(self, x: Array) -> Array:
+        return tf.argmax(x, output_type=tf.int64)
+
+    def all_finite(self, x: Array) -> Array:
+        return tf.reduce_all(tf.math.is_finite(x)) if x.dtype.is_floating else tf.constant(True)
+
+    def kth_largest(self, x: Array, k: Any) -> Array:
+        return tf.reduce_min(tf.math.top_k(x, tf.cast(k, tf.int32), sorted=False).values)
+
+    def nonzero(self, mask: Array) -> Array:
+        return tf.reshape(tf.where(mask), [-1])
+
+    def take(self, x: Array, indices: Array) -> Array:
+        return tf.gather(x, indices)
+
+    def put(self, x: Array, indices: Array, values: Array) -> Array:
+        return tf.tensor_scatter_nd_update(x, indices[:, tf.newaxis], values)
+
+    def scatter_add(self, x: Array, indices: Array, values: Array) -> Array:
+        return tf.tensor_scatter_nd_add(x, indices[:, tf.newaxis], values)
+
+    def add_(self, x: Array, y: Array) -> Array:
+        return x + y
+
+    def put_(self, x: Array, indices: Array, values: Array) -> Array:
+        return self.put(x, indices, values)
+
+    def clear_(self, x: Array) -> Array:
+        return tf.zeros_like(x)
+
+    def add_(self, x: Array, y: Array) -> Array:
+        return x + y  # TensorFlow itself reuses the storage of an input that nobody else reads
+
+    def put_(self, x: Array, indices: Array, values: Array) -> Array:
+        return self.put(x, indices, values)
+
+    def clear_(self, x: Array) -> Array:
+        return tf.zeros_like(x)
+
+    def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
+        return tf.cond(predicate, if_true, if_false)
+
+
+def _widened(x: Array) -> Array:
+    """Integers and booleans are accumulated in int64, as NumPy and torch do."""
+    return x if x.dtype.is_floating else tf.cast(x, tf.int64)
+
+
+TENSORFLOW = TensorFlowBackend()
