@@ -62,9 +62,6 @@ class TensorFlowBackend:
     def sqrt(self, x: Array) -> Array:
         return tf.sqrt(x)
 
-    def sqrt(self, x: Array) -> Array:
-        return tf.sqrt(x)
-
     def minimum(self, a: Array, b: Array) -> Array:
         return tf.minimum(a, b)
 
@@ -112,15 +109,6 @@ class TensorFlowBackend:
 
     def add_(self, x: Array, y: Array) -> Array:
         return x + y
-
-    def put_(self, x: Array, indices: Array, values: Array) -> Array:
-        return self.put(x, indices, values)
-
-    def clear_(self, x: Array) -> Array:
-        return tf.zeros_like(x)
-
-    def add_(self, x: Array, y: Array) -> Array:
-        return x + y  # TensorFlow itself reuses the storage of an input that nobody else reads
 
     def put_(self, x: Array, indices: Array, values: Array) -> Array:
         return self.put(x, indices, values)
