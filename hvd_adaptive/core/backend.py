@@ -19,7 +19,10 @@ Conventions
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Protocol, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
 
 from .errors import ConfigurationError
 
@@ -33,7 +36,7 @@ class Backend(Protocol):
 
     # -- making arrays
     def constant(self, value: Any, dtype: str, like: Array) -> Array:
-        """A scalar or (nested) list as an array."""
+        """A scalar or (nested) list as an array; the items of a flat list may be 0-d arrays."""
 
     def zeros(self, length: Any, dtype: str, like: Array) -> Array: ...
 
@@ -43,6 +46,12 @@ class Backend(Protocol):
     # -- shape and type
     def length(self, x: Array) -> Any:
         """Number of elements: a Python int, or a TensorFlow int64 scalar."""
+
+    def items(self, x: Array, count: int) -> list[Any]:
+        """The ``count`` elements of ``x``: Python numbers, or scalars of a graph while it is traced.
+
+        The one place where a device is waited for: ask for several at once.
+        """
 
     def dtype(self, x: Array) -> str: ...
 
@@ -60,6 +69,8 @@ class Backend(Protocol):
     def where(self, condition: Array, a: Any, b: Any) -> Array: ...
 
     def abs(self, x: Array) -> Array: ...
+
+    def sqrt(self, x: Array) -> Array: ...
 
     def minimum(self, a: Array, b: Array) -> Array: ...
 
@@ -98,12 +109,36 @@ class Backend(Protocol):
     def put(self, x: Array, indices: Array, values: Array) -> Array:
         """A copy of ``x`` with ``x[indices] = values`` (distinct indices)."""
 
-    def scatter_add(self, x: Array, indices: Array, values: Array) -> Array:
-        """A copy of ``x`` with ``values`` added at ``indices``, repeated ones accumulated."""
+    # -- memory that is used again
+    def scatter_add_(self, x: Array, indices: Array, values: Array) -> Array:
+        """``x`` with ``values`` added at ``indices``, repeated ones accumulated; may reuse ``x``."""
+
+    def add_(self, x: Array, y: Array) -> Array:
+        """``x + y``; may reuse the storage of ``x``, which the caller must not use again."""
+
+    def put_(self, x: Array, indices: Array, values: Array) -> Array:
+        """As :meth:`put`; may reuse the storage of ``x``."""
+
+    def clear_(self, x: Array) -> Array:
+        """Zeros in the place of ``x``."""
 
     # -- control
     def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
         """Both branches return arrays of the same structure, dtype and rank."""
+
+    def check(self, condition: Any, message: str, x: Array) -> Array:
+        """``x``, if ``condition`` (a bool or a boolean scalar) holds; else a MessageError.
+
+        In a graph the failure is an InvalidArgumentError with the same message, and nothing that
+        is computed from the returned array runs before the condition is known to hold.
+        """
+
+    # -- the host's memory, for compiled kernels
+    def host(self, x: Array) -> np.ndarray[Any, Any] | None:
+        """``x`` as a NumPy array on the same memory, or None where there is none (GPU, graph)."""
+
+    def from_host(self, array: np.ndarray[Any, Any], like: Array) -> Array:
+        """The reverse: an array of this library on the memory of ``array``."""
 
 
 _members: dict[str, Backend] = {}

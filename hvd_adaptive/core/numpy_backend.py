@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from .backend import Array
+from .errors import MessageError
 
 _DTYPES = {
     "float16": np.float16, "float32": np.float32, "float64": np.float64, "uint8": np.uint8,
@@ -29,6 +31,9 @@ class NumpyBackend:
     def length(self, x: Array) -> int:
         return int(np.size(x))
 
+    def items(self, x: Array, count: int) -> list[Any]:
+        return list(x.tolist())
+
     def dtype(self, x: Array) -> str:
         return str(x.dtype)
 
@@ -49,6 +54,9 @@ class NumpyBackend:
 
     def abs(self, x: Array) -> Array:
         return np.abs(x)
+
+    def sqrt(self, x: Array) -> Array:
+        return np.sqrt(x)
 
     def minimum(self, a: Array, b: Array) -> Array:
         return np.minimum(a, b)
@@ -95,13 +103,34 @@ class NumpyBackend:
         out[indices] = values
         return out
 
-    def scatter_add(self, x: Array, indices: Array, values: Array) -> Array:
-        out = np.array(x)
-        np.add.at(out, indices, values)
-        return out
+    def scatter_add_(self, x: Array, indices: Array, values: Array) -> Array:
+        np.add.at(x, indices, values)
+        return x
+
+    def add_(self, x: Array, y: Array) -> Array:
+        return np.add(x, y, out=x)
+
+    def put_(self, x: Array, indices: Array, values: Array) -> Array:
+        x[indices] = values
+        return x
+
+    def clear_(self, x: Array) -> Array:
+        x[...] = 0
+        return x
 
     def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
         return if_true() if bool(predicate) else if_false()
+
+    def check(self, condition: Any, message: str, x: Array) -> Array:
+        if not bool(condition):
+            raise MessageError(message)
+        return x
+
+    def host(self, x: Array) -> np.ndarray[Any, Any] | None:
+        return np.ascontiguousarray(x)
+
+    def from_host(self, array: np.ndarray[Any, Any], like: Array) -> Array:
+        return array
 
 
 NUMPY = NumpyBackend()

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ..core.backend import Array
+from ..core.errors import MessageError
 
 _DTYPES = {
     name: getattr(tf, name)
@@ -25,6 +27,8 @@ class TensorFlowBackend:
     def constant(self, value: Any, dtype: str, like: Array) -> Array:
         if tf.is_tensor(value):
             return tf.cast(value, _DTYPES[dtype])
+        if isinstance(value, list | tuple) and any(map(tf.is_tensor, value)):
+            return tf.stack([tf.cast(item, _DTYPES[dtype]) for item in value])
         return tf.constant(value, dtype=_DTYPES[dtype])
 
     def zeros(self, length: Any, dtype: str, like: Array) -> Array:
@@ -36,6 +40,9 @@ class TensorFlowBackend:
     def length(self, x: Array) -> Any:
         known = x.shape.num_elements()
         return tf.size(x, out_type=tf.int64) if known is None else known
+
+    def items(self, x: Array, count: int) -> list[Any]:
+        return tf.unstack(x, num=count) if not tf.executing_eagerly() else list(x.numpy().tolist())
 
     def dtype(self, x: Array) -> str:
         return str(x.dtype.name)
@@ -104,7 +111,7 @@ class TensorFlowBackend:
     def put(self, x: Array, indices: Array, values: Array) -> Array:
         return tf.tensor_scatter_nd_update(x, indices[:, tf.newaxis], values)
 
-    def scatter_add(self, x: Array, indices: Array, values: Array) -> Array:
+    def scatter_add_(self, x: Array, indices: Array, values: Array) -> Array:
         return tf.tensor_scatter_nd_add(x, indices[:, tf.newaxis], values)
 
     def add_(self, x: Array, y: Array) -> Array:
@@ -118,6 +125,20 @@ class TensorFlowBackend:
 
     def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
         return tf.cond(predicate, if_true, if_false)
+
+    def check(self, condition: Any, message: str, x: Array) -> Array:
+        if not tf.is_tensor(condition) or tf.executing_eagerly():
+            if not bool(condition):
+                raise MessageError(message)
+            return x
+        with tf.control_dependencies([tf.debugging.Assert(condition, [message])]):
+            return tf.identity(x)
+
+    def host(self, x: Array) -> np.ndarray[Any, Any] | None:
+        return None
+
+    def from_host(self, array: np.ndarray[Any, Any], like: Array) -> Array:
+        return tf.constant(array)
 
 
 def _widened(x: Array) -> Array:

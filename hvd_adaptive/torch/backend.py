@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from ..core.backend import Array
+from ..core.errors import MessageError
 
 _DTYPES = {
     name: getattr(torch, name)
@@ -29,6 +32,9 @@ class TorchBackend:
     def length(self, x: Array) -> int:
         return int(x.numel())
 
+    def items(self, x: Array, count: int) -> list[Any]:
+        return list(x.tolist())
+
     def dtype(self, x: Array) -> str:
         return str(x.dtype).removeprefix("torch.")
 
@@ -49,6 +55,9 @@ class TorchBackend:
 
     def abs(self, x: Array) -> Array:
         return x.abs()
+
+    def sqrt(self, x: Array) -> Array:
+        return x.sqrt()
 
     def minimum(self, a: Array, b: Array) -> Array:
         return torch.minimum(a, b)
@@ -92,11 +101,31 @@ class TorchBackend:
     def put(self, x: Array, indices: Array, values: Array) -> Array:
         return x.index_put((indices,), values)
 
-    def scatter_add(self, x: Array, indices: Array, values: Array) -> Array:
-        return x.index_add(0, indices, values)
+    def scatter_add_(self, x: Array, indices: Array, values: Array) -> Array:
+        return x.index_add_(0, indices, values)
+
+    def add_(self, x: Array, y: Array) -> Array:
+        return x.add_(y)
+
+    def put_(self, x: Array, indices: Array, values: Array) -> Array:
+        return x.index_put_((indices,), values)
+
+    def clear_(self, x: Array) -> Array:
+        return x.zero_()
 
     def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
         return if_true() if bool(predicate) else if_false()
+
+    def check(self, condition: Any, message: str, x: Array) -> Array:
+        if not bool(condition):
+            raise MessageError(message)
+        return x
+
+    def host(self, x: Array) -> np.ndarray[Any, Any] | None:
+        return x.detach().contiguous().numpy() if x.device.type == "cpu" else None
+
+    def from_host(self, array: np.ndarray[Any, Any], like: Array) -> Array:
+        return torch.from_numpy(array)
 
 
 TORCH = TorchBackend()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_adaptive.core.backend import Backend, backend_of
-from hvd_adaptive.core.errors import ConfigurationError
+from hvd_adaptive.core.errors import ConfigurationError, MessageError
 from hvd_adaptive.core.numpy_backend import NUMPY
 
 PRIMITIVES = sorted(name for name, member in vars(Backend).items() if callable(member) and name[0] != "_")
@@ -199,10 +199,10 @@ CASES = {
         (lambda b, x, i, v: b.put(x, i, v), [f32(4, 5, 6), i64(2, 0), f32(1, 2)], f32(2, 5, 1)),
         (lambda b, x, i, v: b.put(x, i, v), [f32(4, 5), i64(), f32()], f32(4, 5)),
     ],
-    "scatter_add": [
-        (lambda b, x, i, v: b.scatter_add(x, i, v), [f32(4, 5), i64(0, 0, 1), f32(1, 2, 3)], f32(7, 8)),
-        (lambda b, x, i, v: b.scatter_add(x, i, v), [i64(BIG), i64(0), i64(1)], i64(-(2**63))),
-        (lambda b, x, i, v: b.scatter_add(x, i, v), [f32(4), i64(), f32()], f32(4)),
+    "scatter_add_": [
+        (lambda b, x, i, v: b.scatter_add_(fresh(b, x), i, v), [f32(4), i64(0, 0), f32(1, 2)], f32(7)),
+        (lambda b, x, i, v: b.scatter_add_(fresh(b, x), i, v), [i64(BIG), i64(0), i64(1)], i64(-(2**63))),
+        (lambda b, x, i, v: b.scatter_add_(fresh(b, x), i, v), [f32(4), i64(), f32()], f32(4)),
     ],
     "add_": [
         (lambda b, x, y: b.add_(fresh(b, x), y), [f32(4, 5), f32(1, -5)], f32(5, 0)),
@@ -217,6 +217,19 @@ CASES = {
     "cond": [
         (lambda b, x: b.cond(b.sum(x) > 0, lambda: x[:1], lambda: -x), [f32(1, 2)], f32(1)),
         (lambda b, x: b.cond(b.sum(x) > 0, lambda: x[:1], lambda: -x), [f32(-1, -2)], f32(1, 2)),
+    ],
+    "check": [
+        (lambda b, x: b.check(b.sum(x) > 0, "not positive", x), [f32(1, 2)], f32(1, 2)),
+        (lambda b, x: b.check(True, "never", x), [f32()], f32()),
+    ],
+    "items": [
+        (lambda b, x: b.constant([2 * i for i in b.items(x, 2)], "int64", x), [i64(3, -4)], i64(6, -8)),
+    ],
+    "host": [
+        (lambda b, x: x if b.host(x) is None else b.from_host(b.host(x) + 1, x) - 1, [f32(4, 5)], f32(4, 5)),
+    ],
+    "from_host": [
+        (lambda b, x: b.from_host(np.arange(3), x), [f32(4)], i64(0, 1, 2)),
     ],
 }
 
@@ -250,6 +263,26 @@ def test_bfloat16_bits(member):
     low = values.view(np.uint32)
     upper = ((low + 0x7FFF + ((low >> 16) & 1)) >> 16).astype(np.uint16).view(np.int16)
     np.testing.assert_array_equal(Runner(member)(bits, values), np.concatenate([upper, upper]))
+
+
+def test_a_failed_check_raises(on):
+    failure = MessageError
+    if on.member == "tensorflow-traced":
+        failure = pytest.importorskip("tensorflow").errors.InvalidArgumentError
+    with pytest.raises(failure, match="not positive"):
+        on(lambda b, x: b.check(b.sum(x) > 0, "not positive", x), f32(-1))
+
+
+def test_host_arrays_share_memory():
+    x = f32(1, 2)
+    assert NUMPY.host(x) is x
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(3, requires_grad=True)
+    b = backend_of(tensor)
+    b.host(tensor)[1] = 5
+    assert tensor[1] == 5
+    b.from_host(x, tensor)[0] = 7
+    assert x[0] == 7
 
 
 def test_operators_agree(on):
