@@ -1,0 +1,1 @@
+"""The ``hvd-adaptive`` command.  Importing it needs neither a framework nor Horovod."""
