@@ -135,8 +135,7 @@ def _horovod(target: Target, found: InstalledHorovod | None) -> list[Finding]:
     if found is None:
         return [Finding("Horovod", "missing", "not installed", remedy)]
     if found.version != VERSION:
-        state = Finding("Horovod", "missing", f"{found.version}; {VERSION} is the supported one", remedy)
-        return [state]
+        return [Finding("Horovod", "missing", f"{found.version}; {VERSION} is the supported one", remedy)]
     findings = [Finding("Horovod", "ok", f"{found.version}, {found.description}")]
     for name in target.frameworks:
         findings.append(_binding(name, getattr(target, name), getattr(found, name), f"{remedy} --yes"))
@@ -211,7 +210,9 @@ def doctor(as_json: bool) -> None:
 
 def _print(findings: list[Finding]) -> None:
     colours = {"ok": "green", "note": "yellow", "missing": "red"}
-    table = Table("", "", "found", "what mends it")
+    table = Table()
+    for heading in ("", "", "found", "what mends it"):
+        table.add_column(heading, overflow="fold")
     for finding in findings:
         state = f"[{colours[finding.state]}]{finding.state}"
         table.add_row(state, finding.name, finding.found, finding.remedy)

@@ -31,9 +31,7 @@ def horovod() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder in which built wheels are kept, instead of your cache.",
 )
-@click.option(
-    "--force", is_flag=True, help="Compile even where a wheel is kept or a working Horovod is installed."
-)
+@click.option("--force", is_flag=True, help="Compile anew, whatever is kept or installed.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before another Horovod is replaced.")
 @click.option("--check/--no-check", default=True, help="Try what was installed with two processes.")
 def install(wheel_dir: Path | None, force: bool, yes: bool, check: bool) -> None:
@@ -43,7 +41,7 @@ def install(wheel_dir: Path | None, force: bool, yes: bool, check: bool) -> None
     Compiling needs a C++17 compiler and takes minutes.  Horovod's own build settings
     (HOROVOD_GPU_OPERATIONS, HOROVOD_WITH_MPI, ...) are taken from the environment.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     target = Target.inspect(sys.executable, os.environ.get("PYTHONPATH", ""))
     found = installed_horovod()
     if found is not None and not force:
@@ -52,7 +50,7 @@ def install(wheel_dir: Path | None, force: bool, yes: bool, check: bool) -> None
                 works = not check or _works(target)
             if works:
                 console.print(
-                    f"Horovod {VERSION} is installed for {_names(target)} and works. Nothing to do."
+                    f"Nothing to do: Horovod {VERSION} for {_names(target)} is installed and works."
                 )
                 return
         question = f"Horovod {found.version}, {found.description}, is installed. Replace it?"
@@ -62,9 +60,7 @@ def install(wheel_dir: Path | None, force: bool, yes: bool, check: bool) -> None
     store = WheelStore((wheel_dir or cache_folder() / "wheels").absolute())
     log = cache_folder() / "logs" / f"horovod-{time.strftime('%Y%m%d-%H%M%S')}.log"
     if target.frameworks:
-        console.print(
-            f"Horovod {VERSION} for {_names(target)}; the whole output is in {log}", highlight=False
-        )
+        console.print(f"Horovod {VERSION} for {_names(target)}; the whole output is in {log}")
     with _progress(console) as progress:
         task = progress.add_task("Compiling", total=100)
         wheel = wheel_for(
@@ -79,7 +75,7 @@ def install(wheel_dir: Path | None, force: bool, yes: bool, check: bool) -> None
     if check:
         with console.status("Checking with two processes under horovodrun"):
             allreduce.check(target.python, target.frameworks, os.environ)
-    console.print(f"Horovod {VERSION} is installed for {_names(target)}.", highlight=False)
+    console.print(f"Horovod {VERSION} is installed for {_names(target)}.")
 
 
 def _works(target: Target) -> bool:

@@ -59,9 +59,21 @@ def diagnose(output: str) -> str:
             f"pip finds no {no_match[1]} for this Python and machine. Use a 64-bit Linux with "
             "Python 3.10 to 3.13 (3.11 is the tried one), or check pip's index settings."
         )
-    errors = [line.strip() for line in output.splitlines() if re.search(r"\berror\b", line, re.IGNORECASE)]
-    lines = errors or [line.strip() for line in output.splitlines() if not _NOISE.match(line)]
-    return f"it said: {lines[0] if errors else lines[-1]}" if lines else "it said nothing."
+    return f"it said: {_telling_line(output)}"
+
+
+def _telling_line(output: str) -> str:
+    """The first error of a compiler, else the last exception, else the last line with an error, else the last."""
+    lines = [line.strip() for line in output.splitlines() if not _NOISE.match(line)]
+    for pattern, place in (
+        (r"\berror: .*\S", 0),
+        (r"^(\[\d+\]<stderr>:)?[\w.]+(Error|Exception)\b", -1),
+        (r"ERROR", -1),
+    ):
+        found = [line for line in lines if re.search(pattern, line)]
+        if found:
+            return found[place]
+    return lines[-1] if lines else "nothing."
 
 
 def run(

@@ -141,7 +141,7 @@ def _make(root: Path, venv: Path, reporter: Reporter) -> None:
     try:
         with reporter.phase("virtual environment"):
             run([sys.executable, "-m", "venv", venv], "Making .venv", log, environment)
-            run([*install, "setuptools", "wheel"], "Installing setuptools", log, environment)
+            run([*install, "setuptools>=77", "wheel"], "Installing setuptools", log, environment)
         with reporter.phase(f"torch {TORCH}"):
             _install_torch(venv, install, log, environment, reporter)
         with reporter.phase(f"TensorFlow {TENSORFLOW}"):
