@@ -109,6 +109,9 @@ class Backend(Protocol):
     def put(self, x: Array, indices: Array, values: Array) -> Array:
         """A copy of ``x`` with ``x[indices] = values`` (distinct indices)."""
 
+    def copy(self, x: Array) -> Array:
+        """``x`` in storage of its own."""
+
     # -- memory that is used again
     def scatter_add_(self, x: Array, indices: Array, values: Array) -> Array:
         """``x`` with ``values`` added at ``indices``, repeated ones accumulated; may reuse ``x``."""

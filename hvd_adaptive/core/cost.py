@@ -9,6 +9,7 @@ model              cost of T coordinates            unit
 ================== ================================ ===============================
 `PayloadBits`      T (ceil(log2 d) + value_bits)    bits
 `SignPayloadBits`  norm_bits + T (ceil(log2 d) + 1) bits
+`DenseBits`        T value_bits                     bits
 `Affine`           per_unit P(T) + fixed            the caller's: bits, seconds, J
 `Packets`          whole packets and their headers  bytes
 `LinkTime`         a collective over a link         seconds
@@ -32,7 +33,7 @@ import math
 import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,9 @@ class CostModel(ABC):
 
     dimension: int
     """d, the number of coordinates of the tensor that this model is for."""
+
+    unit: ClassVar[str] = "bit"
+    """What a cost of 1 is, in the singular, for reports."""
 
     fixed: float
     """Cost of a message before its first bit; shared, where one cost covers many tensors."""
@@ -175,6 +179,37 @@ class SignPayloadBits(Payload):
         return dataclasses.replace(self, dimension=dimension)
 
 
+@dataclass(frozen=True)
+class DenseBits(Payload):
+    """Bits of T values without an index: ``T value_bits``, as where the support is known or all.
+
+    Parameters
+    ----------
+    dimension: d, the number of coordinates of the tensor.
+    value_bits: bits of one value.
+    """
+
+    dimension: int
+    value_bits: float = 32
+
+    def __post_init__(self) -> None:
+        _whole(self, "dimension", at_least=1)
+        _number(self, "value_bits", positive=True)
+
+    def _cost(self, counts: Floats) -> Floats:
+        return counts * self.marginal()
+
+    @property
+    def head(self) -> float:
+        return 0.0
+
+    def marginal(self, sparsity: float = 1.0) -> float:
+        return float(self.value_bits)
+
+    def for_dimension(self, dimension: int) -> DenseBits:
+        return dataclasses.replace(self, dimension=dimension)
+
+
 _Self = TypeVar("_Self", bound="PayloadCost")
 
 
@@ -225,6 +260,8 @@ class Affine(PayloadCost):
     fixed: cost of a message before its first bit (c0), in the same unit.
     """
 
+    unit: ClassVar[str] = "unit"
+
     payload: Payload
     per_unit: float
     fixed: float
@@ -259,6 +296,8 @@ class Packets(PayloadCost):
     header_bytes: further bytes that each packet costs.
     message_bytes: further bytes that each message costs.
     """
+
+    unit: ClassVar[str] = "byte"
 
     payload: Payload
     packet_bytes: int = 512
@@ -327,6 +366,8 @@ class LinkTime(PayloadCost):
     world_size: n, the number of workers.
     collective: ``"allgather"`` or ``"allreduce"``.
     """
+
+    unit: ClassVar[str] = "second"
 
     payload: Payload
     bandwidth: float

@@ -103,6 +103,9 @@ class NumpyBackend:
         out[indices] = values
         return out
 
+    def copy(self, x: Array) -> Array:
+        return np.array(x)
+
     def scatter_add_(self, x: Array, indices: Array, values: Array) -> Array:
         np.add.at(x, indices, values)
         return x

@@ -111,6 +111,9 @@ class TensorFlowBackend:
     def put(self, x: Array, indices: Array, values: Array) -> Array:
         return tf.tensor_scatter_nd_update(x, indices[:, tf.newaxis], values)
 
+    def copy(self, x: Array) -> Array:
+        return tf.identity(x)
+
     def scatter_add_(self, x: Array, indices: Array, values: Array) -> Array:
         return tf.tensor_scatter_nd_add(x, indices[:, tf.newaxis], values)
 

@@ -1,0 +1,15 @@
+"""Compression for ``horovod.torch``: ``from hvd_adaptive.torch import Compression``."""
+
+from ..core.errors import MissingDependencyError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        "hvd_adaptive.torch needs PyTorch; install it with: pip install 'hvd-adaptive[torch]'"
+    ) from error
+
+from .compression import Compression
+from .compressor import Compressor
+
+__all__ = ["Compression", "Compressor"]

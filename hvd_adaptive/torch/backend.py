@@ -21,6 +21,8 @@ class TorchBackend:
     name = "torch"
 
     def constant(self, value: Any, dtype: str, like: Array) -> Array:
+        if isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
+            return torch.stack([self.constant(item, dtype, like) for item in value])  # no wait for a GPU
         return torch.as_tensor(value, dtype=_DTYPES[dtype], device=like.device)
 
     def zeros(self, length: Any, dtype: str, like: Array) -> Array:
@@ -100,6 +102,9 @@ class TorchBackend:
 
     def put(self, x: Array, indices: Array, values: Array) -> Array:
         return x.index_put((indices,), values)
+
+    def copy(self, x: Array) -> Array:
+        return x.clone()
 
     def scatter_add_(self, x: Array, indices: Array, values: Array) -> Array:
         return x.index_add_(0, indices, values)

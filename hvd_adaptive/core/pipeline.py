@@ -1,0 +1,196 @@
+"""From gradient to what is sent, and back: one tensor, one step, one worker.
+
+Two functions on explicit state.  Between them the caller, a framework's adapter, has Horovod
+carry two things to all ranks:
+
+* ``Outgoing.ring``, a float32 vector that goes through Horovod's allreduce.  It begins with the
+  ballot; values that are summed coordinate by coordinate follow, where a step has such values.
+* ``Outgoing.message``, int32 words of which every rank gets every rank's, in rank order.  It is
+  empty where all values ride the ring.
+
+The residual is not changed by what is sent until :func:`decompress` knows that the step counts:
+where any rank's gradient is not finite, every rank sees a gradient that is not finite, and each
+keeps its residual plus its own gradient, if that was finite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import ballot, message
+from .backend import Array, Backend
+from .policy import Control, sends_all
+from .recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The facts about one tensor that do not change from step to step.
+
+    ``share``: its part of the coordinates of the model.  ``recipe``: restated for the model.
+    ``world_size``: of the process set, ``rank``: this worker's among all.  ``fingerprint``: of the
+    recipe that the user gave, compared between the ranks.
+    """
+
+    name: str
+    dimension: int
+    share: float
+    recipe: Recipe
+    world_size: int
+    rank: Any
+    fingerprint: int
+
+
+class Outgoing(NamedTuple):
+    """What Horovod carries: see the module."""
+
+    ring: Array
+    message: Array
+
+
+class Pending(NamedTuple):
+    """What a worker remembers between :func:`compress` and :func:`decompress`."""
+
+    indices: Array
+    unsent: Array
+    sparsity: Any
+
+
+class Incoming(NamedTuple):
+    """What Horovod brought back: the reduced ring, and the messages of all ranks one after the other,
+    in rank order (None where none were gathered)."""
+
+    ring: Array
+    messages: Array | None
+
+
+def dense(plan: Plan, control: Control) -> bool:
+    """Whether the tensor is too small to compress, and is left to Horovod as it is."""
+    return plan.dimension < plan.recipe.dense_below and not control.first
+
+
+def gathers(plan: Plan, control: Control) -> bool:
+    """Whether the step's message goes through an allgather (of plain, not traced, control)."""
+    return control.first or not (control.dense or plan.recipe.shared)
+
+
+def residual(b: Backend, plan: Plan, like: Array) -> Array | None:
+    """The residual before the first step: float32 zeros, or None for a recipe without memory."""
+    return b.zeros(plan.dimension, "float32", like) if plan.recipe.memory.keeps else None
+
+
+def compress(
+    b: Backend, plan: Plan, control: Control, gradient: Array, residual: Array | None
+) -> tuple[Outgoing, Pending, Array | None]:
+    """What to send of ``gradient`` (any shape and floating dtype, d elements).
+
+    Returns what Horovod shall carry, what to hand to :func:`decompress`, and the residual, in whose
+    storage gradient + residual now lies.
+    """
+    flat = b.cast(b.reshape(gradient, (plan.dimension,)), "float32")
+    finite = b.all_finite(flat)
+    flat = b.cond(finite, lambda: flat, lambda: b.zeros(plan.dimension, "float32", flat))
+    x = plan.recipe.memory.compensate(b, residual, flat)
+    tuned = plan.recipe.adaptive
+    energy = b.sum(x * x) if tuned is not None else b.constant(0.0, "float32", x)
+    nothing = b.zeros(0, "int32", x)
+
+    def sparse() -> tuple[Array, ...]:
+        policy, kind = plan.recipe.policy, plan.recipe.values
+        if sends_all(policy):
+            indices, values = b.arange(plan.dimension, x), x
+            words = message.encode_dense(values, kind)
+        else:
+            indices = b.cond(finite, lambda: policy.support(b, x, control), lambda: b.zeros(0, "int64", x))
+            values = b.take(x, indices)
+            words = message.encode(indices, values, plan.dimension, kind)
+        unsent = values - message.decoded_values(values, kind)
+        return b.zeros(0, "float32", x), words, indices, unsent, b.sum(values * values - unsent * unsent)
+
+    def everything() -> tuple[Array, ...]:
+        indices = b.zeros(0, "int64", x)
+        return x, nothing, indices, b.zeros(0, "float32", x), energy
+
+    def shared() -> tuple[Array, ...]:
+        indices = plan.recipe.policy.support(b, x, control)
+        values = b.take(x, indices)
+        if control.first:  # the settings are not known to agree yet, and so neither do the supports
+            indices = b.cast(0 - b.sort(0 - indices), "int64")
+            values = b.take(x, indices)
+            words = message.encode(indices, values, plan.dimension, "fp32")
+            return b.zeros(0, "float32", x), words, indices, values - values, b.sum(values * values)
+        return values, nothing, indices, values - values, b.sum(values * values)
+
+    send_all = b.constant(control.dense, "bool", x)
+    riding, words, indices, unsent, improvement = (
+        shared() if plan.recipe.shared else b.cond(send_all, everything, sparse)
+    )
+    if tuned is None:
+        fixed = variable = b.constant(0.0, "float32", x)
+    else:
+        compute = b.cast(b.constant(control.compute, "float64", x), "float64")
+        fixed = plan.share * (tuned.cost.fixed + compute)
+        variable = b.cast(b.constant(b.length(indices), "float32", x), "float32") * tuned.marginal(
+            plan.dimension
+        )
+    vote = ballot.make(
+        b,
+        x,
+        nonfinite=finite == False,  # noqa: E712  (an array, perhaps traced)
+        improvement=improvement,
+        energy=energy,
+        fixed=fixed,
+        variable=variable,
+        rank=b.constant(plan.rank, "float32", x),
+        fingerprint=plan.fingerprint,
+    )
+    kept = x if plan.recipe.memory.keeps else None
+    sparsity = b.cond(
+        send_all,
+        lambda: b.constant(plan.dimension, "int64", x),
+        lambda: b.cast(b.constant(b.length(indices), "int64", x), "int64"),
+    )
+    return Outgoing(b.concat([vote, riding]), words), Pending(indices, unsent, sparsity), kept
+
+
+def decompress(
+    b: Backend,
+    plan: Plan,
+    control: Control,
+    incoming: Incoming,
+    pending: Pending,
+    residual: Array | None,
+) -> tuple[Array, Array | None]:
+    """The aggregate of all ranks (float32, d elements, scaled as Horovod reduces), and the residual.
+
+    ``control`` and ``pending`` are those of the same step's :func:`compress`, ``residual`` the
+    one that it returned.  Raises MessageError where a rank's message is not what it claims.
+    """
+    ring = incoming.ring
+    riding = ring[ballot.SIZE :]
+    bad = ballot.nonfinite(ring)
+    send_all = b.constant(control.dense, "bool", ring)
+
+    def gathered() -> Array:
+        kind = None if control.first else plan.recipe.values  # other ranks' may differ until compared
+        total = message.accumulate(incoming.messages, plan.world_size, plan.dimension, kind)
+        return total * ballot.scale(ring, plan.world_size)
+
+    if plan.recipe.shared and not control.first:
+        empty = b.zeros(plan.dimension, "float32", ring)
+        aggregate = b.put(empty, pending.indices, riding)
+    else:
+        aggregate = b.cond(send_all, lambda: riding, gathered)
+    aggregate = b.cond(bad, lambda: aggregate + b.constant(float("nan"), "float32", ring), lambda: aggregate)
+    if residual is None:
+        return aggregate, None
+
+    def settle() -> Array:
+        return b.cond(
+            send_all,
+            lambda: b.clear_(residual),
+            lambda: plan.recipe.memory.remainder(b, residual, pending.indices, pending.unsent),
+        )
+
+    return aggregate, b.cond(bad, lambda: residual, settle)

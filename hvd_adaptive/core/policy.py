@@ -1,0 +1,182 @@
+"""How much to send: every policy turns what is to be compressed into a support.
+
+A policy is a frozen object without state.  What changes from step to step arrives in
+:class:`Control`, which all ranks hold alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from . import selection
+from .backend import Array, Backend
+from .cost import CostModel
+from .errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Control:
+    """What is known at the start of a step.  Numbers, or scalar arrays where TensorFlow traces.
+
+    All ranks hold the first three alike: ``step`` counts the steps of one tensor from 0, ``price``
+    is improvement per unit of cost (0: not known yet), ``dense`` says that everything is sent this
+    step.  ``compute`` is this rank's own: measured seconds of a step without communication.
+    ``first``: the ranks have not compared their settings yet, so every tensor is sent in the one
+    form that does not depend on them, a ballot and a message that describes itself.
+    """
+
+    step: Any = 0
+    price: Any = 0.0
+    dense: Any = False
+    compute: Any = 0.0
+    first: bool = False
+
+
+def count(ratio: float, dimension: int) -> int:
+    """T for a ratio: at least one coordinate."""
+    return min(dimension, max(1, math.ceil(ratio * dimension)))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same share of coordinates at every step.
+
+    ``ratio``: T / d, in (0, 1].  ``exact``: exactly T coordinates, or about T by a threshold
+    from a sample, which costs less.
+    """
+
+    ratio: float = 0.01
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        _ratio("ratio", self.ratio)
+
+    def support(self, b: Backend, x: Array, control: Control) -> Array:
+        """int64 indices, ascending, of the coordinates of ``x`` (float32, d elements) to send."""
+        choose = selection.largest if self.exact else selection.sampled
+        return choose(b, x, count(self.ratio, int(x.shape[0])))
+
+
+@dataclass(frozen=True)
+class SharedRandom:
+    """The same random coordinates on every rank (rand-k): no index is ever sent, and values ride
+    Horovod's own allreduce.
+
+    ``ratio``: T / d, in (0, 1].  ``seed``: with the step it decides the support.
+    """
+
+    ratio: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _ratio("ratio", self.ratio)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
+            raise ConfigurationError(f"seed must be a whole number from 0 to 2**31 - 1, not {self.seed!r}")
+
+    def support(self, b: Backend, x: Array, control: Control) -> Array:
+        """int64 indices, in no order, of the coordinates of ``x`` (float32, d elements) to send."""
+        dimension = int(x.shape[0])
+        return selection.shared_random(b, x, dimension, count(self.ratio, dimension), self.seed, control.step)
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """The coordinates that improve by more than the price of sending them.
+
+    ``cost``: a cost model; it is restated for the number of coordinates and the world size at
+    hand.  ``family``: ``"sparsify"`` sends values, ``"sign"`` one magnitude and signs (the CAT
+    paper's S and S+Q).  ``first_ratio``: T / d of the first step, before there is a price.
+    ``measure``: the time of a step without communication is measured and added to the fixed cost.
+    """
+
+    cost: CostModel
+    family: str = "sparsify"
+    first_ratio: float = 0.01
+    measure: bool = False
+
+    def __post_init__(self) -> None:
+        _ratio("first_ratio", self.first_ratio)
+        if not isinstance(self.cost, CostModel):
+            raise ConfigurationError(
+                "cost must be a cost model from hvd_adaptive.core.cost, such as LinkTime(PayloadBits(1), "
+                f"bandwidth=1e9), not {self.cost!r}"
+            )
+        if self.family not in ("sparsify", "sign"):
+            raise ConfigurationError(f"family must be 'sparsify' or 'sign', not {self.family!r}")
+
+    def marginal(self, dimension: int) -> float:
+        """Cost of one more coordinate of a tensor of ``dimension``."""
+        return self.cost.for_dimension(dimension).marginal()
+
+    def support(self, b: Backend, x: Array, control: Control) -> Array:
+        """int64 indices, ascending, of the coordinates of ``x`` (float32, d elements) to send."""
+        dimension = int(x.shape[0])
+        price = b.cast(b.constant(control.price, "float32", x), "float32")
+        toll = price * self.marginal(dimension)
+        return b.cond(
+            toll > 0,
+            lambda: selection.above(b, x, self._threshold(b, x, toll)),
+            lambda: selection.sampled(b, x, count(self.first_ratio, dimension)),
+        )
+
+    def _threshold(self, b: Backend, x: Array, toll: Array) -> Array:
+        if self.family == "sparsify":  # a coordinate improves the objective by its square
+            return b.sqrt(toll)
+        # S+Q improves by ||x_T||_1^2 / T (papers' beta), which no threshold known beforehand maximises.
+        sample = b.sort(b.abs(selection.sample(b, x)))
+        size = b.length(sample)
+        each = int(x.shape[0]) / size
+        counts = b.cast(b.arange(size, x) + 1, "float32") * each
+        norms = b.cumsum(sample) * each
+        return b.take(sample, b.argmax(norms * norms / counts - toll * counts))
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Begins with a large share and narrows it geometrically to that of ``then``.
+
+    The ratio is ``first_ratio ** (1 - t / steps) * ratio ** (t / steps)`` at step t < ``steps``,
+    as Deep Gradient Compression's warm-up does per epoch; after that ``then`` decides alone.
+    """
+
+    then: Fixed | Adaptive
+    steps: int = 100
+    first_ratio: float = 0.25
+
+    def __post_init__(self) -> None:
+        _ratio("warmup_ratio", self.first_ratio)
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ConfigurationError(f"warmup_steps must be a whole number of at least 1, not {self.steps!r}")
+
+    def counts(self, dimension: int) -> list[int]:
+        """T at each step of the warm-up."""
+        target = self.then.ratio if isinstance(self.then, Fixed) else self.then.first_ratio
+        shares = (t / self.steps for t in range(self.steps))
+        return [count(self.first_ratio ** (1 - s) * target**s, dimension) for s in shares]
+
+    def support(self, b: Backend, x: Array, control: Control) -> Array:
+        """int64 indices, ascending, of the coordinates of ``x`` (float32, d elements) to send."""
+        step = b.constant(control.step, "int64", x)
+        counts = b.constant(self.counts(int(x.shape[0])), "int64", x)
+        last = b.constant(self.steps - 1, "int64", x)
+        now = b.take(counts, b.reshape(b.minimum(step, last), (1,)))[0]
+        exact = not isinstance(self.then, Fixed) or self.then.exact
+        choose = selection.largest if exact else selection.sampled
+        return b.cond(step < self.steps, lambda: choose(b, x, now), lambda: self.then.support(b, x, control))
+
+
+def sends_all(policy: Policy) -> bool:
+    """Whether every coordinate is sent at every step, so that a message needs no index."""
+    return isinstance(policy, Fixed) and policy.ratio >= 1
+
+
+Policy = Fixed | SharedRandom | Adaptive | Warmup
+
+
+def _ratio(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ConfigurationError(
+            f"{name} must be above 0 and at most 1 (a share of coordinates), not {value!r}"
+        )

@@ -1,0 +1,218 @@
+"""Named compositions of memory, policy, codec and transport, and the settings they take.
+
+A recipe is a frozen object; two ranks may work together only if theirs are equal, which
+:meth:`Recipe.fingerprint` lets them find out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .cost import CostModel, LinkTime, PayloadBits
+from .errors import ConfigurationError
+from .memory import ErrorFeedback, Memory, NoMemory
+from .policy import Adaptive, Fixed, Policy, SharedRandom, Warmup
+from .values import KINDS
+
+DENSE_BELOW = 1024
+"""Tensors of fewer elements go dense: a message of theirs would cost about as much in latency and
+header as it saves."""
+
+DEFAULT_BANDWIDTH = 1e9
+"""Bits per second of the link that ``adaptive`` assumes until links are measured."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done to a gradient between Horovod's ``compress`` and ``decompress``.
+
+    ``memory``: what is carried over.  ``policy``: how much is sent.  ``values``: the kind of the
+    sent values, one of :data:`hvd_adaptive.core.values.KINDS`.  ``dense_below``: tensors with fewer
+    elements are left to Horovod as they are.
+    """
+
+    name: str
+    policy: Policy
+    memory: Memory = ErrorFeedback()
+    values: str = "fp32"
+    dense_below: int = DENSE_BELOW
+
+    def __post_init__(self) -> None:
+        if self.values not in KINDS:
+            raise ConfigurationError(f"values must be one of {', '.join(sorted(KINDS))}, not {self.values!r}")
+        if (
+            isinstance(self.dense_below, bool)
+            or not isinstance(self.dense_below, int)
+            or self.dense_below < 0
+        ):
+            raise ConfigurationError(
+                f"dense_below must be a number of elements, 0 or more, not {self.dense_below!r}"
+            )
+        if isinstance(self.policy, SharedRandom) and self.values != "fp32":
+            raise ConfigurationError(
+                "values must be 'fp32' for randk: its values ride Horovod's allreduce in float32"
+            )
+
+    @property
+    def shared(self) -> bool:
+        """Whether all ranks send the same coordinates, so that values can be ring-allreduced."""
+        return isinstance(self.policy, SharedRandom)
+
+    @property
+    def adaptive(self) -> Adaptive | None:
+        """The tuning policy in this recipe, if there is one."""
+        inner = self.policy.then if isinstance(self.policy, Warmup) else self.policy
+        return inner if isinstance(inner, Adaptive) else None
+
+    def fingerprint(self) -> int:
+        """32 bits that differ where recipes do."""
+        return int.from_bytes(hashlib.sha256(repr(self).encode()).digest()[:4], "big")
+
+
+def topk(
+    ratio: float = 0.01,
+    *,
+    exact: bool = True,
+    values: str = "fp32",
+    error_feedback: bool = True,
+    warmup_steps: int = 0,
+    warmup_ratio: float = 0.25,
+    dense_below: int = DENSE_BELOW,
+) -> Recipe:
+    """The largest magnitudes, ``ratio`` of each tensor's coordinates, with error feedback.
+
+    ``exact``: exactly ceil(ratio d) coordinates; False reads the threshold off a sample.
+    ``warmup_steps``: steps over which the ratio narrows from ``warmup_ratio`` to ``ratio``.
+    """
+    policy = _warmed(Fixed(_number("ratio", ratio), exact), warmup_steps, warmup_ratio)
+    return Recipe("topk", policy, _memory(error_feedback), values, dense_below)
+
+
+def randk(
+    ratio: float = 0.01, *, seed: int = 0, error_feedback: bool = True, dense_below: int = DENSE_BELOW
+) -> Recipe:
+    """``ratio`` of each tensor's coordinates at random, the same on every rank, with error feedback."""
+    policy = SharedRandom(_number("ratio", ratio), seed)
+    return Recipe("randk", policy, _memory(error_feedback), dense_below=dense_below)
+
+
+def sign(
+    ratio: float = 1.0,
+    *,
+    exact: bool = True,
+    error_feedback: bool = True,
+    warmup_steps: int = 0,
+    warmup_ratio: float = 1.0,
+    dense_below: int = DENSE_BELOW,
+) -> Recipe:
+    """Signs and one magnitude, mean |x| over the support: of every coordinate, or of the largest
+    ``ratio`` of them (the S+Q of the CAT paper)."""
+    policy = _warmed(Fixed(_number("ratio", ratio), exact), warmup_steps, warmup_ratio)
+    return Recipe("sign", policy, _memory(error_feedback), "sign", dense_below)
+
+
+def adaptive(
+    *,
+    cost: CostModel | None = None,
+    family: str = "sparsify",
+    values: str | None = None,
+    first_ratio: float = 0.01,
+    error_feedback: bool = True,
+    warmup_steps: int = 0,
+    warmup_ratio: float = 0.25,
+    dense_below: int = DENSE_BELOW,
+) -> Recipe:
+    """At every step as many coordinates as make the improvement per unit of cost greatest.
+
+    ``cost``: any cost model.  The default is a link of 1 Gbit/s with the measured time of a step
+    without communication as fixed cost; a `LinkTime` whose ``compute`` is 0 is measured too.
+    The world size of a `LinkTime` is always the one at hand.
+    """
+    if cost is None:
+        cost = LinkTime(PayloadBits(1), bandwidth=DEFAULT_BANDWIDTH)
+    measure = isinstance(cost, LinkTime) and cost.compute == 0
+    policy = _warmed(
+        Adaptive(cost, family, _number("first_ratio", first_ratio), measure), warmup_steps, warmup_ratio
+    )
+    if values is None:
+        values = "sign" if family == "sign" else "fp32"
+    return Recipe("adaptive", policy, _memory(error_feedback), values, dense_below)
+
+
+RECIPES: Mapping[str, Callable[..., Recipe]] = {
+    "topk": topk,
+    "randk": randk,
+    "sign": sign,
+    "adaptive": adaptive,
+}
+
+
+def build(name: str, options: Mapping[str, Any]) -> Recipe:
+    """The recipe of that name under these options.
+
+    Raises ConfigurationError naming an unknown recipe or option and the nearest known one.
+    """
+    if name not in RECIPES:
+        raise ConfigurationError(f"there is no recipe {name!r}{_nearest(name, RECIPES)}")
+    maker = RECIPES[name]
+    known = inspect.signature(maker).parameters
+    for option in options:
+        if option not in known:
+            raise ConfigurationError(f"{name} takes no option {option!r}{_nearest(option, known)}")
+    return maker(**options)
+
+
+def from_config(config: str | Mapping[str, Any]) -> Recipe:
+    """A recipe from its name, or from a mapping ``{"recipe": name, option: value, ...}``."""
+    if isinstance(config, str):
+        return build(config, {})
+    if "recipe" not in config:
+        raise ConfigurationError(f"config needs the key 'recipe', one of {', '.join(RECIPES)}")
+    return build(config["recipe"], {k: v for k, v in config.items() if k != "recipe"})
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(str(name), list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else f"; it knows {', '.join(known)}"
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigurationError(f"{name} must be a number, not {value!r}")
+    return float(value)
+
+
+def _warmed(policy: Fixed | Adaptive, steps: int, first_ratio: float) -> Policy:
+    return Warmup(policy, steps, _number("warmup_ratio", first_ratio)) if steps else policy
+
+
+def _memory(error_feedback: bool) -> Memory:
+    if not isinstance(error_feedback, bool):
+        raise ConfigurationError(f"error_feedback must be True or False, not {error_feedback!r}")
+    if not error_feedback:
+        warnings.warn(
+            "error_feedback=False loses for good whatever a step does not send; training may stall",
+            stacklevel=4,
+        )
+    return ErrorFeedback() if error_feedback else NoMemory()
+
+
+def restate(recipe: Recipe, dimension: int, world_size: int) -> Recipe:
+    """The recipe with its cost model, if it has one, for a model of ``dimension`` coordinates
+    trained by ``world_size`` workers."""
+    policy = recipe.adaptive
+    if policy is None:
+        return recipe
+    cost = policy.cost.for_dimension(dimension)
+    if isinstance(cost, LinkTime):
+        cost = dataclasses.replace(cost, world_size=max(2, world_size))
+    tuned = dataclasses.replace(policy, cost=cost)
+    outer = dataclasses.replace(recipe.policy, then=tuned) if isinstance(recipe.policy, Warmup) else tuned
+    return dataclasses.replace(recipe, policy=outer)

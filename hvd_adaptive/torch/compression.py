@@ -1,0 +1,71 @@
+"""The recipes by name, as Horovod's users know ``hvd.Compression``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ..core import recipe as recipes
+from .compressor import Compressor
+from .horovod import load
+
+NamedParameters = Iterable[tuple[str, torch.Tensor]]
+
+
+class _Stock:
+    """One of Horovod's own compressors, looked up when it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return getattr(load().Compression, self._name)
+
+
+class Compression:
+    """What to pass as ``compression=`` to ``hvd.DistributedOptimizer``.
+
+    Each recipe takes the named parameters whose gradients the optimizer reduces, and keyword
+    options; ``process_set=`` and ``name=`` are those of :class:`Compressor`.  The options are those
+    of the function of the same name in :mod:`hvd_adaptive.core.recipe`; an unknown one is an error
+    that names the nearest known one.
+    """
+
+    none = _Stock("none")
+    """Horovod's own: no compression."""
+
+    fp16 = _Stock("fp16")
+    """Horovod's own: a cast to float16.  It overflows at 65504; gradients below 6e-8 vanish."""
+
+    @staticmethod
+    def topk(named_parameters: NamedParameters, ratio: float = 0.01, **options: Any) -> Compressor:
+        """The largest magnitudes, ``ratio`` of each tensor; see :func:`hvd_adaptive.core.recipe.topk`."""
+        return _make("topk", named_parameters, {"ratio": ratio, **options})
+
+    @staticmethod
+    def randk(named_parameters: NamedParameters, ratio: float = 0.01, **options: Any) -> Compressor:
+        """Shared random coordinates on the ring; see :func:`hvd_adaptive.core.recipe.randk`."""
+        return _make("randk", named_parameters, {"ratio": ratio, **options})
+
+    @staticmethod
+    def sign(named_parameters: NamedParameters, ratio: float = 1.0, **options: Any) -> Compressor:
+        """Signs and one magnitude per tensor; see :func:`hvd_adaptive.core.recipe.sign`."""
+        return _make("sign", named_parameters, {"ratio": ratio, **options})
+
+    @staticmethod
+    def adaptive(named_parameters: NamedParameters, **options: Any) -> Compressor:
+        """As many coordinates as pay for their cost; see :func:`hvd_adaptive.core.recipe.adaptive`."""
+        return _make("adaptive", named_parameters, options)
+
+    @staticmethod
+    def from_config(named_parameters: NamedParameters, config: str | Mapping[str, Any]) -> Compressor:
+        """A recipe named by a string or by a mapping ``{"recipe": name, option: value, ...}``."""
+        settings = {"recipe": config} if isinstance(config, str) else dict(config)
+        return _make(settings.pop("recipe", ""), named_parameters, settings)
+
+
+def _make(recipe: str, named_parameters: NamedParameters, options: dict[str, Any]) -> Compressor:
+    own = {key: options.pop(key) for key in ("process_set", "name") if key in options}
+    return Compressor(recipes.build(recipe, options), named_parameters, **own)

@@ -1,0 +1,173 @@
+"""The object behind ``hvd.DistributedOptimizer(compression=...)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core import ballot, plans
+from ..core.errors import ConfigurationError
+from ..core.recipe import Recipe, from_config
+from ..core.statistics import Statistics, Traffic
+from ..core.worker import Context, Worker
+from .backend import TORCH
+from .gather import Gather
+from .horovod import load
+from .parameters import Parameters, refuse_adasum
+
+BUCKETS = 2
+"""Allgathers per step: the first leaves in the middle of the backward pass."""
+
+
+class _Ticket(NamedTuple):
+    """What ``compress`` hands to ``decompress`` through Horovod."""
+
+    context: Context
+    gathered: int  # bits of this rank's own message
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class Compressor:
+    """Compresses the gradients of one optimizer for ``horovod.torch``.
+
+    Made by :class:`hvd_adaptive.torch.Compression`; pass it as ``compression=`` to
+    ``hvd.DistributedOptimizer``.  It keeps one residual per parameter, float32 on the parameter's
+    device, which belongs to this rank alone.
+
+    Parameters
+    ----------
+    recipe: a :class:`~hvd_adaptive.core.recipe.Recipe`, a recipe's name, or a mapping as for
+        :func:`~hvd_adaptive.core.recipe.from_config`.
+    named_parameters: pairs of name and parameter, or a module.
+    process_set: the process set that the optimizer reduces over; all ranks by default.
+    name: tells compressors apart in the names of collectives, where the ranks do not make their
+        compressors in the same order.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe | str | Mapping[str, Any],
+        named_parameters: Iterable[tuple[str, torch.Tensor]],
+        *,
+        process_set: Any = None,
+        name: str | None = None,
+    ) -> None:
+        recipe = recipe if isinstance(recipe, Recipe) else from_config(recipe)
+        self._parameters = Parameters(named_parameters)
+        self._worker = Worker(TORCH, recipe, self._parameters.dimensions)
+        self._process_set = process_set
+        self._tag = plans.tag(name)
+
+    # -- Horovod's interface
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """What Horovod allreduces in place of ``tensor``, and the context for :meth:`decompress`.
+
+        Raises UnknownTensorError for a tensor that is no known parameter's gradient, and
+        ConfigurationError under Adasum or outside of the process set.
+        """
+        worker = self._worker
+        began = worker.clock.now()
+        refuse_adasum(tensor)
+        slot = self._parameters.slot(tensor)
+        self._meet()
+        bits = _bits(tensor)
+        with torch.no_grad():
+            outgoing, context = worker.outgoing(slot, tensor.detach())
+            if outgoing is None:
+                # Horovod's allreduce knows no bfloat16, and wants its tensors contiguous.
+                ring = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
+                gathered, messages = 0, 1
+            else:
+                ring = outgoing.ring
+                gathered, messages = 0, int(ring.numel() > ballot.SIZE)
+                if worker.gathers(context):
+                    gathered = _bits(outgoing.message)
+                    messages += self._gather_of(context).add(slot, outgoing.message)
+        ended = worker.clock.now()
+        worker.clock.compressing(began, ended)
+        sent = _bits(ring) + gathered
+        worker.count(
+            context,
+            Traffic(bits_sent=sent, bits_dense=bits, messages=messages, compress_seconds=ended - began),
+        )
+        return ring, _Ticket(context, gathered, tensor.shape, tensor.dtype)
+
+    def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """The aggregated gradient, in the shape and dtype of the one that was compressed.
+
+        Raises SettingsMismatchError, on every rank, where the ranks were given different settings,
+        and MessageError where a message was damaged.
+        """
+        if ctx is None:  # a sparse gradient, which Horovod gathers itself without asking us
+            return tensor
+        worker, context = self._worker, ctx.context
+        received = _bits(tensor)
+        if context.pending is None:
+            result, seconds = tensor.to(ctx.dtype), 0.0
+        else:
+            messages = self._gather_of(context).result(context.slot) if worker.gathers(context) else None
+            began = worker.clock.now()
+            with torch.no_grad():
+                result = worker.incoming(context, tensor, messages).to(ctx.dtype).view(ctx.shape)
+            seconds = worker.clock.now() - began
+            if messages is not None:
+                received += _bits(messages) - ctx.gathered
+        worker.count(context, Traffic(bits_received=received, decompress_seconds=seconds))
+        worker.done(context)
+        return result
+
+    # -- transport
+
+    def _gather_of(self, context: Context) -> Gather:
+        return self._first if context.control.first else self._gather
+
+    def _meet(self) -> None:
+        """Learns who takes part: at call time, because elastic jobs change it."""
+        hvd = load()
+        process_set = self._process_set or hvd.global_process_set
+        if not process_set.included():
+            raise ConfigurationError(
+                f"rank {hvd.rank()} is not in the process set that this compressor was given; give "
+                "the compressor and hvd.DistributedOptimizer the same process_set="
+            )
+        ranks = list(process_set.ranks) if process_set.process_set_id else list(range(hvd.size()))
+        if self._worker.meet(ranks, hvd.rank()):
+            large = self._worker.compressed
+            dimensions = [self._parameters.tensors[slot].numel() for slot in large]
+            groups = [[large[p] for p in group] for group in plans.buckets(dimensions, BUCKETS)]
+            everything = [list(range(len(self._parameters.tensors)))]
+            self._gather = Gather(self._tag, groups, len(ranks), process_set)
+            self._first = Gather(f"{self._tag}.first", everything, len(ranks), process_set)
+
+    # -- reports and checkpoints
+
+    def statistics(self) -> Statistics:
+        """What was sent, received and spent, in the last step and in all."""
+        return self._worker.statistics()
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """The residual of each parameter that has one: float32, flat; this rank's own, not a copy."""
+        return self._worker.residuals()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Residuals, steps, price and counts: tensors and plain numbers, for ``torch.save``.
+
+        Residuals differ between ranks, so every rank saves its own.  Call it between steps.
+        """
+        return self._worker.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from :meth:`state_dict`.
+
+        Raises ConfigurationError where the state is of other parameters or another recipe.
+        """
+        tensors = self._parameters.tensors
+        self._worker.restore(state, lambda slot, kept: kept.detach().clone().to(tensors[slot].device))
+
+
+def _bits(tensor: torch.Tensor) -> int:
+    return 8 * tensor.element_size() * tensor.numel()
