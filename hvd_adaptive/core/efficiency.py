@@ -36,6 +36,8 @@ from numpy.typing import NDArray
 from .backend import backend_of
 from .cost import CostModel, Floats, Packets
 from .errors import ConfigurationError
+from .numpy_backend import NUMPY
+from .selection import largest
 
 Family = Literal["sparsify", "sign", "stochastic"]
 
@@ -139,6 +141,37 @@ def probabilities(gradient: Any, sparsity: float) -> Floats:
     saturated = spectrum.saturated(counts)
     level = (counts - saturated) / spectrum.tails[saturated]
     return np.minimum(1.0, magnitudes * level)
+
+
+def compressed(
+    gradient: Any, sparsity: float, family: Family, generator: np.random.Generator | None = None
+) -> Floats:
+    """Q_T(g) of the table above, for T = ``sparsity``: float64 of the gradient's shape.
+
+    A step is ``x - step_scale / L * Q_T(g)``.  Among equal magnitudes the lowest index is sent.
+    ``generator`` draws the support of the stochastic family, and is needed for that one alone.
+
+    Raises ConfigurationError for a gradient that `best` refuses, an unknown family, a sparsity
+    outside 1 .. d or (where T is a count) not whole, or a missing generator.
+    """
+    values = as_float64(gradient)
+    spectrum = _family(family)(values)
+    (count,) = _valid_sparsity(np.array([float(sparsity)]), spectrum)
+    sent = np.zeros_like(values)
+    if isinstance(spectrum, _Stochastic):
+        if generator is None:
+            raise ConfigurationError(
+                "generator must be given for the stochastic family, which draws at random"
+            )
+        chance = probabilities(values, count)
+        drawn = generator.random(values.shape) < chance
+        sent[drawn] = values[drawn] / chance[drawn]
+        return sent
+    support = np.unravel_index(largest(NUMPY, values.reshape(-1), int(count)), values.shape)
+    sent[support] = values[support]
+    if isinstance(spectrum, _Sign):
+        sent = np.sign(sent) * (spectrum.largest * np.sqrt(spectrum.energy))
+    return sent
 
 
 def dynamic_sign_sparsity(gradient: Any) -> int:
@@ -352,8 +385,7 @@ def _full_packets(cost: CostModel) -> Floats | None:
 
 
 def _spectrum(gradient: Any, cost: CostModel, family: str) -> _Spectrum:
-    if family not in _FAMILIES:
-        raise ConfigurationError(f"family must be one of {', '.join(map(repr, _FAMILIES))}, not {family!r}")
+    kind = _family(family)
     if not isinstance(cost, CostModel):
         raise ConfigurationError(
             f"cost must be a cost model, such as PayloadBits(dimension) or one over it, not {cost!r}"
@@ -364,7 +396,13 @@ def _spectrum(gradient: Any, cost: CostModel, family: str) -> _Spectrum:
             f"cost is for dimension {cost.dimension}, but the gradient has {values.size} elements; "
             f"use cost.for_dimension({values.size})"
         )
-    return _FAMILIES[family](values)
+    return kind(values)
+
+
+def _family(name: str) -> type[_Spectrum]:
+    if name not in _FAMILIES:
+        raise ConfigurationError(f"family must be one of {', '.join(map(repr, _FAMILIES))}, not {name!r}")
+    return _FAMILIES[name]
 
 
 def _valid_sparsity(counts: Floats, spectrum: _Spectrum) -> NDArray[Any]:

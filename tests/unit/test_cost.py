@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_adaptive.core.cost import Affine, LinkTime, Packets, PayloadBits, SignPayloadBits, index_bits
+from hvd_adaptive.core.cost import (
+    Affine,
+    DenseBits,
+    LinkTime,
+    Packets,
+    PayloadBits,
+    SignPayloadBits,
+    index_bits,
+)
 from hvd_adaptive.core.errors import ConfigurationError
 
 DIMENSIONS = st.integers(1, 5000)
@@ -24,6 +32,7 @@ def test_worked_values():
     assert PayloadBits(300, value_bits=16)(99) == 99 * 25
     assert SignPayloadBits(300)(99) == 32 + 99 * 10
     assert Affine(PayloadBits(300), per_unit=2.0, fixed=5.0)(3) == 2 * 3 * 41 + 5
+    assert DenseBits(300, value_bits=16)(3) == 48
     # 512 bytes carry 4096 bits: 99 pairs of 41 bits, not 100.
     assert Packets(PayloadBits(300))(99) == 576 + 64
     assert Packets(PayloadBits(300))(100) == 2 * 576 + 64
@@ -43,7 +52,12 @@ def test_allgather_grows_with_the_world_and_allreduce_hardly():
 
 
 def models(dimension):
-    payloads = [PayloadBits(dimension), PayloadBits(dimension, 1.5), SignPayloadBits(dimension)]
+    payloads = [
+        PayloadBits(dimension),
+        PayloadBits(dimension, 1.5),
+        SignPayloadBits(dimension),
+        DenseBits(dimension, 16),
+    ]
     return [
         *payloads,
         *(Affine(p, 1e-9, 0.25) for p in payloads),
@@ -102,6 +116,7 @@ def test_for_another_dimension_only_the_index_changes(dimension):
         assert type(other) is type(model)
         assert other.dimension == dimension
         assert other.fixed == model.fixed
+        assert other.unit == model.unit
         assert other.for_dimension(300) == model
 
 
@@ -126,6 +141,7 @@ PAYLOAD = PayloadBits(300)
         ("dimension", lambda: SignPayloadBits("300")),
         ("value_bits", lambda: PayloadBits(300, value_bits=0)),
         ("norm_bits", lambda: SignPayloadBits(300, norm_bits=-1)),
+        ("value_bits", lambda: DenseBits(300, value_bits=None)),
         ("per_unit", lambda: Affine(PAYLOAD, -1, 1)),
         ("fixed", lambda: Affine(PAYLOAD, 1, math.nan)),
         ("per_unit and fixed", lambda: Affine(PAYLOAD, 0, 0)),

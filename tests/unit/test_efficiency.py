@@ -226,6 +226,15 @@ def test_stochastic_optimum_lies_between_the_breakpoints():
     assert found.efficiency > 1.001 * max(at(gradient, cost, t, "stochastic").efficiency for t in edges)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_where_sending_costs_nothing_more_all_is_sent(family):
+    gradient = np.array([3.0, 0.0, -2.0, 1.0, 0.0])
+    for cost in (Affine(PayloadBits(5), 0.0, 1.0), LinkTime(PayloadBits(5), 1e9, compute=1.0, world_size=1)):
+        found = best(gradient, cost, family)
+        assert found.improvement == pytest.approx(curve(gradient, cost, family).improvement.max())
+        assert family == "sign" or found.sparsity == 3
+
+
 def test_packets_are_filled():
     gradient = np.random.default_rng(1).normal(size=300)
     cost = Packets(PayloadBits(300))
