@@ -49,9 +49,7 @@ def install(wheel_dir: Path | None, force: bool, yes: bool, check: bool) -> None
             with console.status("Checking the installed Horovod"):
                 works = not check or _works(target)
             if works:
-                console.print(
-                    f"Nothing to do: Horovod {VERSION} for {_names(target)} is installed and works."
-                )
+                console.print(f"Horovod {VERSION} for {_names(target)} is installed and works.")
                 return
         question = f"Horovod {found.version}, {found.description}, is installed. Replace it?"
         if not yes and not click.confirm(question, err=True):

@@ -62,14 +62,13 @@ def diagnose(output: str) -> str:
     return f"it said: {_telling_line(output)}"
 
 
+# a compiler's first error is the cause; of a Python program or of pip, the last line is
+_TELLING = ((r"\berror: .*\S", 0), (r"^(\[\d+\]<stderr>:)?[\w.]+(Error|Exception)\b", -1), (r"ERROR", -1))
+
+
 def _telling_line(output: str) -> str:
-    """The first error of a compiler, else the last exception, else the last line with an error, else the last."""
     lines = [line.strip() for line in output.splitlines() if not _NOISE.match(line)]
-    for pattern, place in (
-        (r"\berror: .*\S", 0),
-        (r"^(\[\d+\]<stderr>:)?[\w.]+(Error|Exception)\b", -1),
-        (r"ERROR", -1),
-    ):
+    for pattern, place in _TELLING:
         found = [line for line in lines if re.search(pattern, line)]
         if found:
             return found[place]
