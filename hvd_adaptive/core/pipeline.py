@@ -167,10 +167,14 @@ def decompress(
     ``control`` and ``pending`` are those of the same step's :func:`compress`, ``residual`` the
     one that it returned.  Raises MessageError where a rank's message is not what it claims.
     """
+    aggregate = aggregated(b, plan, control, incoming, pending)
+    return aggregate, settled(b, plan, control, incoming.ring, pending, residual)
+
+
+def aggregated(b: Backend, plan: Plan, control: Control, incoming: Incoming, pending: Pending) -> Array:
+    """The first half of :func:`decompress`, the same on every rank."""
     ring = incoming.ring
     riding = ring[ballot.SIZE :]
-    bad = ballot.nonfinite(ring)
-    send_all = b.constant(control.dense, "bool", ring)
 
     def gathered() -> Array:
         kind = None if control.first else plan.recipe.values  # other ranks' may differ until compared
@@ -181,16 +185,23 @@ def decompress(
         empty = b.zeros(plan.dimension, "float32", ring)
         aggregate = b.put(empty, pending.indices, riding)
     else:
-        aggregate = b.cond(send_all, lambda: riding, gathered)
-    aggregate = b.cond(bad, lambda: aggregate + b.constant(float("nan"), "float32", ring), lambda: aggregate)
-    if residual is None:
-        return aggregate, None
+        aggregate = b.cond(b.constant(control.dense, "bool", ring), lambda: riding, gathered)
+    nan = b.constant(float("nan"), "float32", ring)
+    return b.cond(ballot.nonfinite(ring), lambda: aggregate + nan, lambda: aggregate)
 
-    def settle() -> Array:
-        return b.cond(
-            send_all,
+
+def settled(
+    b: Backend, plan: Plan, control: Control, ring: Array, pending: Pending, residual: Array | None
+) -> Array | None:
+    """The second half of :func:`decompress`: the residual, now that the step counts or does not."""
+    if residual is None:
+        return None
+    return b.cond(
+        ballot.nonfinite(ring),
+        lambda: residual,
+        lambda: b.cond(
+            b.constant(control.dense, "bool", ring),
             lambda: b.clear_(residual),
             lambda: plan.recipe.memory.remainder(b, residual, pending.indices, pending.unsent),
-        )
-
-    return aggregate, b.cond(bad, lambda: residual, settle)
+        ),
+    )

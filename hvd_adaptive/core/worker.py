@@ -124,23 +124,25 @@ class Worker:
         Raises SettingsMismatchError where the ranks' settings differ, and MessageError for a damaged
         message.
         """
+        assert context.pending is not None
+        self.settle(context, ring)
+        plan = self._plans[context.slot]
+        incoming = pipeline.Incoming(ring, messages)
+        return pipeline.aggregated(self._b, plan, context.control, incoming, context.pending)
+
+    def settle(self, context: Context, ring: Array) -> None:
+        """What :meth:`incoming` does beside the aggregate: ballots are counted, residuals kept."""
         slot = context.slot
         plan, round = self._plans[slot], self._rounds[context.control.step]
         assert context.pending is not None
         tally = ballot.tally(_on_host(self._b, ring[: ballot.SIZE]), self._ranks)
         self._verify(tally)
-        aggregate, self._residuals[slot] = pipeline.decompress(
-            self._b,
-            plan,
-            context.control,
-            pipeline.Incoming(ring, messages),
-            context.pending,
-            self._residuals[slot],
+        self._residuals[slot] = pipeline.settled(
+            self._b, plan, context.control, ring, context.pending, self._residuals[slot]
         )
         if tally.nonfinite and not any(t.nonfinite for t in round.tallies.values()):
             self.count(context, Traffic(nonfinite_steps=1))
         round.tallies[slot] = tally
-        return aggregate
 
     def done(self, context: Context) -> None:
         """The tensor's step is over."""

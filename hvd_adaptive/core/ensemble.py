@@ -1,0 +1,71 @@
+"""Many workers in one process: what they would send each other, without a network.
+
+Rings are summed in rank order and averaged as Horovod averages; messages stand in rank order as
+an allgather leaves them.  The code between is that of the distributed run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .backend import Array, Backend
+from .recipe import Recipe
+from .statistics import Traffic
+from .worker import Worker
+
+
+class Ensemble:
+    """``count`` workers that train one model.
+
+    ``b``: the backend of the gradients.  ``dimensions`` maps the names of the model's tensors to
+    their numbers of elements.
+    """
+
+    def __init__(self, b: Backend, recipe: Recipe, dimensions: Mapping[str, int], count: int) -> None:
+        self._b = b
+        self.workers = [Worker(b, recipe, dimensions) for _ in range(count)]
+        for rank, worker in enumerate(self.workers):
+            worker.meet(range(count), rank)
+
+    def reduce(self, gradients: Sequence[Sequence[Array]]) -> list[Array]:
+        """The average that every worker would hold, flat and float32, one for each tensor.
+
+        ``gradients[r][s]``: worker r's gradient of the tensor in slot s, any shape.
+        """
+        return [self._reduce(slot, [own[slot] for own in gradients]) for slot in range(len(gradients[0]))]
+
+    def _reduce(self, slot: int, gradients: Sequence[Array]) -> Array:
+        b, workers = self._b, self.workers
+        ways = [worker.outgoing(slot, g) for worker, g in zip(workers, gradients, strict=True)]
+        sendings = [outgoing for outgoing, _ in ways]
+        contexts = [context for _, context in ways]
+        first = sendings[0]
+        if first is None:
+            flat = [b.cast(b.reshape(g, (-1,)), "float32") for g in gradients]
+            bits = 32 * b.length(flat[0])
+            aggregate, words = self._average(flat), [0] * len(workers)
+        else:
+            ring = self._average([s.ring for s in sendings if s is not None])
+            bits = 32 * b.length(ring)
+            messages = None
+            words = [0] * len(workers)
+            if workers[0].gathers(contexts[0]):
+                words = [b.length(s.message) for s in sendings if s is not None]
+                messages = b.concat([s.message for s in sendings if s is not None])
+            aggregate = workers[0].incoming(contexts[0], ring, messages)
+            for worker, context in zip(workers[1:], contexts[1:], strict=True):
+                worker.settle(context, ring)
+        whole = 32 * b.length(aggregate)
+        for worker, context, own in zip(workers, contexts, words, strict=True):
+            received = bits + 32 * (sum(words) - own)
+            worker.count(
+                context, Traffic(bits_sent=bits + 32 * own, bits_received=received, bits_dense=whole)
+            )
+            worker.done(context)
+        return aggregate
+
+    def _average(self, rings: Sequence[Array]) -> Array:
+        total = self._b.copy(rings[0])
+        for ring in rings[1:]:
+            total = self._b.add_(total, ring)
+        return total * (1.0 / len(rings))
