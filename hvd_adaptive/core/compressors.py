@@ -88,6 +88,11 @@ class Compressor(ABC):
     def decode(self, message: Bytes, dimension: int) -> Floats:
         """The (d,) float64 vector of a message; MessageError where its length is wrong."""
 
+    @abstractmethod
+    def extent(self, stream: Bytes, dimension: int) -> int:
+        """Bytes of the first of several messages that follow one another without marks between;
+        MessageError where the stream ends inside it."""
+
     def contraction(self, dimension: int) -> float:
         """delta, for vectors of that dimension."""
         raise ConfigurationError(
@@ -216,6 +221,12 @@ def _whole_bytes(bits: int) -> int:
     return 8 * ((int(bits) + 7) // 8)
 
 
+def _within(stream: Bytes, size: int) -> int:
+    if stream.size < size:
+        raise _damaged(f"has {stream.size} bytes where {size} were due")
+    return size
+
+
 def _expect(message: Bytes, size: int) -> None:
     if message.size != size:
         raise _damaged(f"has {message.size} bytes where {size} were due")
@@ -259,12 +270,19 @@ class Identity(Compressor):
     def compress(self, x: Floats, generator: np.random.Generator) -> Compressed:
         return Compressed(round_values(x, self.value), _encode_values(x, self.value))
 
+    def extent(self, stream: Bytes, dimension: int) -> int:
+        return _within(stream, dimension * VALUE_BITS[self.value] // 8)
+
     def decode(self, message: Bytes, dimension: int) -> Floats:
-        _expect(message, dimension * VALUE_BITS[self.value] // 8)
+        _expect(message, self.extent(message, dimension))
         return _decode_values(message, self.value)
 
     def contraction(self, dimension: int) -> float:
         return 1.0 - _UNIT_ROUNDOFF[self.value] ** 2
+
+
+DENSE = Identity()
+"""The uncompressed message: every coordinate in float32."""
 
 
 class _Sparse(Compressor):
@@ -306,8 +324,11 @@ class _Sparse(Compressor):
         support = _pack(_encode_support(indices, x.size))
         return Compressed(dense, np.concatenate([support, _encode_values(scaled, self.value)]))
 
+    def extent(self, stream: Bytes, dimension: int) -> int:
+        return _within(stream, self.size(dimension) // 8)
+
     def decode(self, message: Bytes, dimension: int) -> Floats:
-        _expect(message, self.size(dimension) // 8)
+        _expect(message, self.extent(message, dimension))
         count = self.count(dimension)
         split = message.size - count * VALUE_BITS[self.value] // 8
         dense = np.zeros(dimension)
@@ -417,8 +438,11 @@ class SignTopK(Compressor):
         bits = np.concatenate([_encode_support(indices, x.size), np.signbit(dense[indices])])
         return Compressed(dense, np.concatenate([_encode_values(mean, "float32"), _pack(bits)]))
 
+    def extent(self, stream: Bytes, dimension: int) -> int:
+        return _within(stream, self.size(dimension) // 8)
+
     def decode(self, message: Bytes, dimension: int) -> Floats:
-        _expect(message, self.size(dimension) // 8)
+        _expect(message, self.extent(message, dimension))
         count = self.count(dimension)
         bits = _unpack(message[4:])
         support = _support_code(count, dimension)[1]
@@ -483,34 +507,38 @@ class Dithering(_Random):
         width = np.frexp(code.astype(np.float64))[1] - 1  # floor(log2 code)
         unary = np.zeros(int(width.sum()) + x.size, np.bool_)
         unary[np.cumsum(width + 1) - 1] = True
-        depth = _counters(width)
-        low = ((np.repeat(code, width) >> depth) & 1).astype(np.bool_)
+        low = ((np.repeat(code, width) >> _counters(width)) & 1).astype(np.bool_)
         message = np.concatenate(
             [_encode_values(norm, "float32"), _pack(np.concatenate([unary, low, negative[level > 0]]))]
         )
         return Compressed(self._dense(norm[0], level, negative), message)
 
-    def decode(self, message: Bytes, dimension: int) -> Floats:
-        if message.size < 4:
-            _expect(message, 4 + (dimension + 7) // 8)
-        norm, bits = _decode_values(message[:4], "float32")[0], _unpack(message[4:])
+    def _layout(self, stream: Bytes, dimension: int) -> tuple[Mask, int, Counts]:
+        """The bits after the norm, where the unary part ends, and the widths it gives."""
+        bits = _unpack(stream[4:])
         ends = np.flatnonzero(bits)[:dimension]
         if ends.size < dimension:
             raise _damaged("ends early")
-        width = np.diff(ends, prepend=-1) - 1
+        width: Counts = np.diff(ends, prepend=-1) - 1
         start = int(ends[-1]) + 1
-        total = int(width.sum())
-        code = np.ones(dimension, np.int64)
-        owner = np.repeat(np.arange(dimension), width)
-        if width.max() > 40 or bits.size < start + total:
+        if width.max() > 40 or bits.size < start + int(width.sum()):
             raise _damaged("ends early")
-        depth = _counters(width)
-        extra = np.bincount(owner, bits[start : start + total] * 2.0**depth, dimension).astype(np.int64)
-        level = (code << width) + extra - 1
-        signs = bits[start + total : start + total + int(np.count_nonzero(level))]
-        _expect(message, 4 + _whole_bytes(start + total + int(np.count_nonzero(level))) // 8)
+        return bits, start, width
+
+    def extent(self, stream: Bytes, dimension: int) -> int:
+        _, start, width = self._layout(stream, dimension)
+        return _within(stream, 4 + _whole_bytes(start + int(width.sum()) + int(np.count_nonzero(width))) // 8)
+
+    def decode(self, message: Bytes, dimension: int) -> Floats:
+        _expect(message, self.extent(message, dimension))
+        norm = _decode_values(message[:4], "float32")[0]
+        bits, start, width = self._layout(message, dimension)
+        total = int(width.sum())
+        owner = np.repeat(np.arange(dimension), width)
+        extra = np.bincount(owner, bits[start : start + total] * 2.0 ** _counters(width), dimension)
+        level = (np.ones_like(width) << width) + extra.astype(np.int64) - 1
         negative = np.zeros(dimension, np.bool_)
-        negative[level > 0] = signs
+        negative[level > 0] = bits[start + total : start + total + np.count_nonzero(width)]
         return self._dense(norm, level, negative)
 
     def _dense(self, norm: float, level: Counts, negative: Mask) -> Floats:
@@ -551,8 +579,11 @@ class Natural(_Random):
         bits = np.concatenate([negative, _integers_to_bits(code, 8)])
         return Compressed(self._dense(code, negative), _pack(bits))
 
+    def extent(self, stream: Bytes, dimension: int) -> int:
+        return _within(stream, _whole_bytes(9 * dimension) // 8)
+
     def decode(self, message: Bytes, dimension: int) -> Floats:
-        _expect(message, _whole_bytes(9 * dimension) // 8)
+        _expect(message, self.extent(message, dimension))
         bits = _unpack(message)
         return self._dense(_bits_to_integers(bits[dimension : 9 * dimension], 8), bits[:dimension])
 
@@ -622,15 +653,22 @@ class AdaptiveTopK(Compressor):
         support = _pack(np.concatenate([count, _encode_support(indices, x.size)]))
         return Compressed(dense, np.concatenate([support, _encode_values(x[indices], self.value)]))
 
-    def decode(self, message: Bytes, dimension: int) -> Floats:
+    def extent(self, stream: Bytes, dimension: int) -> int:
+        return _within(stream, int(self._size(np.array([self._count(stream, dimension)]), dimension)[0]) // 8)
+
+    def _count(self, stream: Bytes, dimension: int) -> int:
         width = index_width(dimension)
-        head = _unpack(message[: (width + 7) // 8])[:width]
+        head = _unpack(stream[: (width + 7) // 8])[:width]
         if head.size < width:
             raise _damaged("ends early")
         count = int(_bits_to_integers(head, width)[0]) + 1 if width else 1
         if count > dimension:
             raise _damaged("holds a damaged count")
-        _expect(message, int(self._size(np.array([count]), dimension)[0]) // 8)
+        return count
+
+    def decode(self, message: Bytes, dimension: int) -> Floats:
+        _expect(message, self.extent(message, dimension))
+        count, width = self._count(message, dimension), index_width(dimension)
         split = message.size - count * VALUE_BITS[self.value] // 8
         dense = np.zeros(dimension)
         indices = _decode_support(_unpack(message[:split])[width:], count, dimension)

@@ -132,8 +132,13 @@ class LinearModel(ABC):
     # -- what the algorithms ask
     def loss(self, x: np.ndarray) -> float:
         """The objective P(x) over the rows held here (all of them unless this is one shard)."""
-        data_term = float(self.losses(self.features @ x, self.targets).sum()) / self.total_rows
-        return data_term + self.regulariser(x)
+        return float(self.worker_losses(x).sum()) + self.regulariser(x)
+
+    def worker_losses(self, x: np.ndarray) -> np.ndarray:
+        """(workers,): each shard's part of the mean loss over all rows, without regulariser."""
+        losses = self.losses(self.features @ x, self.targets)
+        parts = [losses[a:b].sum() for a, b in zip(self.offsets, self.offsets[1:], strict=False)]
+        return np.array(parts) / self.total_rows
 
     def regulariser(self, x: np.ndarray) -> float:
         return 0.5 * self.l2 * float(np.sum(x * x)) + self.l1 * float(np.sum(np.abs(x)))

@@ -50,7 +50,7 @@ def every(d: int, k: int, value: str):
     yield adaptive(d, 40.0 * k, value)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(x=vectors(), k=st.integers(1, 70), value=st.sampled_from(VALUES), seed=st.integers(0, 99))
 def test_message_rows_and_decoder_agree_to_the_bit(x, k, value, seed):
     for compressor in every(x.size, k, value):
@@ -59,11 +59,11 @@ def test_message_rows_and_decoder_agree_to_the_bit(x, k, value, seed):
         assert rows[0].tobytes() == one.dense.tobytes(), compressor
         assert bits[0] == one.bits, compressor
         assert compressor.decode(one.message, x.size).tobytes() == one.dense.tobytes(), compressor
-        if isinstance(compressor, (TopK, AdaptiveTopK)):
-            assert np.isin(one.values, compressor.compress(x, np.random.default_rng(seed)).dense).all()
+        stream = np.concatenate([one.message, np.full(5, 0xA5, np.uint8)])
+        assert compressor.extent(stream, x.size) == one.message.size, compressor
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(x=vectors(), k=st.integers(1, 70), value=st.sampled_from(VALUES))
 def test_deterministic_contractions_hold_for_every_vector(x, k, value):
     energy = np.sum(x * x)
@@ -100,7 +100,7 @@ def test_rand_k_chooses_every_coordinate_equally_often():
     assert np.abs(sample.mean(axis=0) - 0.3).max() < 5 * np.sqrt(0.3 * 0.7 / 6000)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(x=vectors(), per_message=st.floats(0.1, 500), packets=st.booleans())
 def test_the_adaptive_compressor_follows_the_tuning_rule(x, per_message, packets):
     payload = PayloadBits(x.size)
@@ -147,7 +147,7 @@ def test_dithering_with_sqrt_d_levels_needs_about_three_bits_a_coordinate():
     assert Dithering(100).contraction(10_000) == 0.5
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(x=vectors(), k=st.integers(1, 70), data=st.data())
 def test_a_damaged_message_gives_an_error_or_a_vector_never_a_crash(x, k, data):
     for compressor in every(x.size, k, "float32"):
