@@ -8,6 +8,7 @@ decided from them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .backend import Array, Backend
+from .numpy_backend import NUMPY
 
 _DIGITS = 3
 _BASE = 64  # squares of digits, summed over a thousand ranks, are whole numbers in float32
@@ -69,37 +71,40 @@ def nonfinite(reduced: Array) -> Array:
 
 @dataclass(frozen=True)
 class Tally:
-    """A reduced ballot as Python numbers; means over the ranks."""
+    """What a reduced ballot says: means over the ranks, float64 and boolean scalars, or plain numbers."""
 
-    improvement: float
-    energy: float
-    fixed: float
-    variable: float
-    nonfinite: bool
-    same_settings: bool
-    same_members: bool
-
-    @property
-    def cost(self) -> float:
-        """Of the step, for this tensor."""
-        return self.fixed + self.variable
+    improvement: Any
+    energy: Any
+    fixed: Any
+    variable: Any
+    nonfinite: Any
+    same_settings: Any
+    same_members: Any
 
 
-def tally(reduced: np.ndarray[Any, Any], ranks: Sequence[int]) -> Tally:
-    """Reads a reduced ballot (float32, ``SIZE`` elements or more, on the host).
+def read(b: Backend, reduced: Array, ranks: Sequence[int]) -> Tally:
+    """Reads a reduced ballot (float32, ``SIZE`` elements or more) into scalar arrays.
 
     ``ranks``: those that the ballot ought to have come from.
     """
     count = len(ranks)
-    mean = reduced[:SIZE].astype(np.float64) / float(reduced[0])
+    mean = b.cast(reduced[:SIZE], "float64")
+    mean = mean / mean[0]
     sums, squares = mean[_SETTINGS::2] * count, mean[_SETTINGS + 1 :: 2] * count
     # One rank whose digit differs by one raises this by count - 1; rounding by far less.
     spread = count * squares - sums * sums
     members = np.asarray(ranks, dtype=np.float64)
-    expected = np.array([members.mean(), (members * members).mean()])
+    expected = b.constant([float(members.mean()), float((members * members).mean())], "float64", reduced)
+    distance = b.abs(mean[_MEMBERS:_SETTINGS] - expected)
     return Tally(
-        *(float(x) for x in mean[2:_MEMBERS]),
-        nonfinite=bool(mean[1] > 0),
-        same_settings=bool((spread < max(0.5, 0.5 * (count - 1))).all()),
-        same_members=bool(np.allclose(mean[_MEMBERS:_SETTINGS], expected, rtol=1e-4)),
+        *(mean[field] for field in range(2, _MEMBERS)),
+        nonfinite=nonfinite(reduced),
+        same_settings=b.max(spread) < max(0.5, 0.5 * (count - 1)),
+        same_members=b.sum(b.cast(distance > 1e-8 + 1e-4 * expected, "int64")) == 0,
     )
+
+
+def tally(reduced: np.ndarray[Any, Any], ranks: Sequence[int]) -> Tally:
+    """As :func:`read`, on the host, with Python numbers."""
+    found = read(NUMPY, reduced, ranks)
+    return Tally(**{f.name: getattr(found, f.name).item() for f in dataclasses.fields(found)})

@@ -1,6 +1,7 @@
 """From one step to the next: the price, and whether the next step is dense.
 
-All ranks call :func:`advance` with the same ballots, and so go on alike.
+The rule is :func:`follow`, on arrays, so that TensorFlow can trace it.  All ranks give it the same
+ballots, and so go on alike.
 """
 
 from __future__ import annotations
@@ -8,9 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+
+from .backend import Array, Backend
 from .ballot import Tally
 from .cost import DenseBits, LinkTime
+from .numpy_backend import NUMPY
 from .policy import Adaptive, Control
 from .price import next_price
 from .recipe import Recipe
@@ -19,9 +25,64 @@ DENSE_STEPS = 50
 """Steps for which a decision to send everything stands before a sparse step is tried again."""
 
 
+class Heading(NamedTuple):
+    """What governs a step; float64 scalars.
+
+    ``step``: of the model, from 0.  ``dense``: 1 where everything is sent, 0 elsewhere.  ``until``:
+    the step at which a dense spell ends.
+    """
+
+    step: Array
+    price: Array
+    dense: Array
+    until: Array
+
+
+class Totals(NamedTuple):
+    """Of one step, over all tensors whose gradients were finite; float64 scalars, as in a ballot."""
+
+    improvement: Array
+    energy: Array
+    fixed: Array
+    variable: Array
+
+
+def follow(
+    b: Backend, tuned: Adaptive, ring: Array, heading: Heading, totals: Totals
+) -> tuple[Heading, Array]:
+    """The heading of the next step, and what sending everything would improve per unit of cost.
+
+    ``tuned``: restated for the model.  ``ring``: the cost of a dense step, :func:`ring_cost`.
+    """
+    step = heading.step + 1
+    price = next_price(b, heading.price, totals.improvement, totals.fixed + totals.variable)
+    measured = totals.fixed - tuned.cost.fixed  # the time of a step, where it is measured
+    dense_price = totals.energy / (ring + b.where(measured > 0, measured, 0.0))
+    pays = (dense_price >= price) & (price > 0) & (heading.price > 0) & (totals.improvement > 0)
+    spell = heading.dense > 0
+    stays = spell & (step < heading.until)
+    zero = step * 0
+    following = Heading(
+        step,
+        b.where(spell, heading.price, price),
+        b.where(spell, b.cast(stays, "float64"), b.cast(pays, "float64")),
+        b.where(stays, heading.until, b.where(pays & (heading.dense == 0), step + DENSE_STEPS, zero)),
+    )
+    return following, dense_price
+
+
+def ring_cost(tuned: Adaptive, dimension: int) -> float:
+    """The cost of a dense ring allreduce of so many coordinates; infinite where the cost model knows
+    no ring."""
+    if not isinstance(tuned.cost, LinkTime):
+        return float("inf")
+    ring = dataclasses.replace(tuned.cost, payload=DenseBits(dimension), collective="allreduce")
+    return float(ring(dimension))
+
+
 @dataclass(frozen=True)
 class Course:
-    """What the ranks hold alike between steps, and why.
+    """A heading as Python numbers, and why.
 
     ``control.step`` counts the steps of the whole model.  ``until``: the step at which a dense
     spell ends.  ``reason``: one sentence for ``statistics()``.
@@ -37,37 +98,28 @@ def advance(recipe: Recipe, dimension: int, course: Course, tallies: Sequence[Ta
 
     ``recipe``: restated for the model; ``dimension``: of all its compressed tensors together.
     """
-    step = course.control.step + 1
-    control = dataclasses.replace(course.control, step=step)
+    before = course.control
     tuned = recipe.adaptive
     if tuned is None:
-        return Course(control, 0, "a fixed recipe")
-    if course.control.dense:
-        if step < course.until:
-            return dataclasses.replace(course, control=control)
-        control = dataclasses.replace(control, dense=False)
-        return Course(control, 0, "a sparse step, to compare it with dense ones")
-    price = next_price(course.control.price, tallies)
-    control = dataclasses.replace(control, price=price)
-    dense_price = _dense_price(tuned, dimension, tallies)
-    if dense_price is not None and course.control.price > 0 and dense_price >= price > 0:
-        control = dataclasses.replace(control, dense=True)
-        reason = (
+        return Course(dataclasses.replace(before, step=before.step + 1), 0, "a fixed recipe")
+    usable = [t for t in tallies if not t.nonfinite]
+    totals = Totals(*(np.float64(sum(getattr(t, name) for t in usable)) for name in Totals._fields))
+    heading = Heading(*map(np.float64, (before.step, before.price, before.dense, course.until)))
+    following, dense_price = follow(NUMPY, tuned, np.float64(ring_cost(tuned, dimension)), heading, totals)
+    step, price, dense, until = (float(x) for x in following)
+    control = dataclasses.replace(before, step=int(step), price=price, dense=bool(dense))
+    if before.dense:
+        reason = course.reason if dense else "a sparse step, to compare it with dense ones"
+    else:
+        reason = describe(tuned, price, bool(dense), float(dense_price))
+    return Course(control, int(until), reason)
+
+
+def describe(tuned: Adaptive, price: float, dense: bool, dense_price: float) -> str:
+    """Why a step is dense or sparse."""
+    if dense:
+        return (
             f"dense: everything improves by {dense_price:.3g} per {tuned.cost.unit}, "
             f"the best selection by {price:.3g}"
         )
-        return Course(control, step + DENSE_STEPS, reason)
-    return Course(control, 0, f"sparse: the best selection improves by {price:.3g} per {tuned.cost.unit}")
-
-
-def _dense_price(tuned: Adaptive, dimension: int, tallies: Sequence[Tally]) -> float | None:
-    """Improvement per cost of a dense ring allreduce; None where the cost model knows no ring."""
-    cost = tuned.cost
-    if not isinstance(cost, LinkTime):
-        return None
-    ring = dataclasses.replace(cost, payload=DenseBits(dimension), collective="allreduce")
-    sent = sum(t.improvement for t in tallies)
-    if not sent > 0:
-        return None
-    measured = sum(t.fixed for t in tallies) - cost.fixed  # the time of a step, where it is measured
-    return sum(t.energy for t in tallies) / (max(0.0, measured) + float(ring(dimension)))
+    return f"sparse: the best selection improves by {price:.3g} per {tuned.cost.unit}"

@@ -9,35 +9,30 @@ of it, so the price follows the gradients as they change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from .ballot import Tally
+from .backend import Array, Backend
 
 GREATEST_CHANGE = 4.0
 """A step changes the price by no more than this factor, either way."""
 
+_KEPT = 8  # significant bits of a price
 
-def next_price(price: float, tallies: Sequence[Tally]) -> float:
-    """The price of the next step (improvement per unit of cost) from this step's ballots.
 
-    ``price``: this step's, or 0 where none is known yet.  Steps in which nothing improved (all
-    gradients zero, or one not finite) leave it as it is.
+def next_price(b: Backend, price: Array, improvement: Array, cost: Array) -> Array:
+    """The price of the next step (improvement per unit of cost) from the totals of this one.
+
+    ``price``: this step's, or 0 where none is known yet.  A step in which nothing improved leaves
+    it as it is.  All are float64 scalars.
     """
-    usable = [t for t in tallies if not t.nonfinite]
-    improvement = sum(t.improvement for t in usable)
-    cost = sum(t.cost for t in usable)
-    if not (improvement > 0 and cost > 0):
-        return price
-    found = improvement / cost
-    if price > 0:
-        found = min(max(found, price / GREATEST_CHANGE), price * GREATEST_CHANGE)
-    return _snap(found)
+    known = (improvement > 0) & (cost > 0)
+    found = improvement / b.where(known, cost, 1.0)
+    least, most = price / GREATEST_CHANGE, price * GREATEST_CHANGE
+    bounded = 0 - b.minimum(0 - b.minimum(found, most), 0 - least)
+    return b.where(known, _snap(b, b.where(price > 0, bounded, found)), price)
 
 
-def _snap(value: float) -> float:
-    """Eight significant bits: ballots are summed in an order that is Horovod's own affair, and the
+def _snap(b: Backend, value: Array) -> Array:
+    """Few significant bits: ballots are summed in an order that is Horovod's own affair, and the
     last bit of a float32 sum must not decide which coordinates are sent."""
-    mantissa, exponent = np.frexp(value)
-    return float(np.ldexp(np.round(mantissa * 256), int(exponent) - 8))
+    dropped = 53 - _KEPT
+    bits = b.bitcast(value, "int64") + (1 << (dropped - 1))
+    return b.bitcast(b.shift_left(b.shift_right(bits, dropped), dropped), "float64")
