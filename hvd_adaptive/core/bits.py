@@ -18,14 +18,24 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from . import hashing
+import numpy as np
+
+from . import hashing, kernels
 from .backend import Array, Backend
 
 MASK32 = hashing.MASK32
-RICE, GOLOMB, DENSE = 0, 1, 2
+RICE, GOLOMB, DENSE = kernels.RICE, kernels.GOLOMB, 2
 MAX_WIDTH = 31
-_SAMPLE = 1024
-_CANDIDATES = 16
+_NOT_ASCENDING = "indices must ascend strictly within 0 .. {}"
+_WRONG_COUNT = "the message is corrupt (it holds another count of indices than it states)"
+_WRONG_SIZE = "the message is corrupt (the planes of its indices do not fit together)"
+_BEYOND = "the message is corrupt (an index is beyond the dimension)"
+_FLAWS = {
+    kernels.SOUND: "",
+    kernels.WRONG_COUNT: _WRONG_COUNT,
+    kernels.WRONG_SIZE: _WRONG_SIZE,
+    kernels.BEYOND: _BEYOND,
+}
 
 
 class Planes(NamedTuple):
@@ -86,10 +96,13 @@ def encode_indices(b: Backend, indices: Array, dimension: int) -> Planes:
 
     Raises MessageError where they do not ascend or leave that range.
     """
+    array = kernels.host(b, indices)
+    if array is not None:
+        return _encode_on_host(b, indices, array, dimension)
     count = b.length(indices)
     gaps = indices - b.concat([b.constant([-1], "int64", indices), indices])[:count] - 1
     outside = b.sum(b.cast((gaps < 0) | (indices >= dimension), "int64"))
-    gaps = b.check(outside == 0, f"indices must ascend strictly within 0 .. {dimension - 1}", gaps)
+    gaps = b.check(outside == 0, _NOT_ASCENDING.format(dimension - 1), gaps)
     code, width = _choose(b, gaps, dimension, count)
     quotients = b.cond(
         code == RICE,
@@ -111,8 +124,15 @@ def decode_indices(b: Backend, planes: Planes, count: Any, dimension: int) -> Ar
     be one of the two and ``width`` within ``0 .. MAX_WIDTH``.
     """
     code, width, low, unary = planes
+    low_array, unary_array = kernels.host(b, low), kernels.host(b, unary)
+    if low_array is not None and unary_array is not None:
+        out = np.empty(count, np.int64)
+        flaw = kernels.read_indices(
+            low_array.view(np.uint32), unary_array.view(np.uint32), code, width, dimension, out
+        )
+        return b.check(flaw == kernels.SOUND, _FLAWS[flaw], b.from_host(out, low))
     positions = ones(b, unary)
-    positions = b.check(b.length(positions) == count, "another count of indices than stated", positions)
+    positions = b.check(b.length(positions) == count, _WRONG_COUNT, positions)
     before = b.concat([b.constant([-1], "int64", positions), positions])[: b.length(positions)]
     quotients = positions - before - 1
     # With larger quotients a gap would exceed the dimension, and sums of gaps could leave int64.
@@ -122,15 +142,13 @@ def decode_indices(b: Backend, planes: Planes, count: Any, dimension: int) -> Ar
         lambda: b.constant([MAX_WIDTH], "int64", positions) - width,
     )
     within = _maximum(b, quotients, 0) <= b.sum(most)
-    quotients = b.check(within, "an index is beyond the dimension", quotients)
+    quotients = b.check(within, _BEYOND, quotients)
     bases, widths = _bases(b, quotients, code, width)
-    widths = b.check(
-        words_for(b.sum(widths)) == b.length(low), "another size of the index part than stated", widths
-    )
+    widths = b.check(words_for(b.sum(widths)) == b.length(low), _WRONG_SIZE, widths)
     masks = b.shift_left(widths * 0 + 1, widths) - 1
     gaps = bases + unpack(b, low, b.cumsum(widths) - widths, masks)
     indices = b.cumsum(gaps + 1) - 1
-    return b.check(_maximum(b, indices, -1) < dimension, "an index is beyond the dimension", indices)
+    return b.check(_maximum(b, indices, -1) < dimension, _BEYOND, indices)
 
 
 def smaller(b: Backend, x: Any, y: int) -> Any:
@@ -161,27 +179,40 @@ def rice_width(b: Backend, dimension: int, count: Any) -> Any:
     return smaller(b, bit_length(b, 2 * ratio + 1) - 1, MAX_WIDTH)
 
 
+def _encode_on_host(b: Backend, like: Array, indices: np.ndarray[Any, Any], dimension: int) -> Planes:
+    """:func:`encode_indices` by compiled loops."""
+    code, width = RICE, rice_width(b, dimension, len(indices))
+    if dimension < 1 << 31:
+        code, width = kernels.choose_code(indices, width)
+    unary_bits, low_bits = kernels.measure_indices(indices, dimension, code, width)
+    b.check(unary_bits >= 0, _NOT_ASCENDING.format(dimension - 1), like)
+    low, unary = np.zeros(words_for(low_bits), np.uint32), np.zeros(words_for(unary_bits), np.uint32)
+    kernels.write_indices(indices, code, width, low, unary)
+    return Planes(code, width, b.from_host(low.view(np.int32), like), b.from_host(unary.view(np.int32), like))
+
+
 def _choose(b: Backend, gaps: Array, dimension: int, count: Any) -> tuple[Any, Any]:
     """The code and the width that suit ``gaps``, by the size of a stratified sample of them."""
     width = rice_width(b, dimension, count)
     if dimension >= 1 << 31:  # where the remainders of the other code would not fit
         code, width = b.items(b.constant([RICE, width], "int64", gaps), 2)
         return code, width
-    size = smaller(b, count, _SAMPLE)
+    size = smaller(b, count, kernels.SAMPLE)
     divisor = max(size, 1) if isinstance(size, int) else size
     row = b.arange(size, gaps)
-    jitter = b.shift_right(row * hashing.STRIDE & MASK32, 16)
+    jitter = b.shift_right(row * kernels.STRIDE & MASK32, 16)
     sample = b.take(gaps, (row * count + b.shift_right(jitter * count, 16)) // divisor)
     rice = b.sum(b.shift_right(sample, width) + width + 1)
     # One copy of the sample for each width that is tried, all in one array.
-    ladder = width - b.arange(_CANDIDATES, gaps)
+    ladder = width - b.arange(kernels.CANDIDATES, gaps)
     ladder = b.where(ladder > 0, ladder, 0)
-    flat = b.arange(size * _CANDIDATES, gaps)
+    flat = b.arange(size * kernels.CANDIDATES, gaps)
     rung = flat // divisor
     widths = b.take(ladder, rung)
     bits = 2 * bit_length(b, b.shift_right(b.take(sample, flat - rung * size), widths) + 1) - 1 + widths
     totals = b.take(
-        b.concat([b.constant([0], "int64", gaps), b.cumsum(bits)]), b.arange(_CANDIDATES + 1, gaps) * size
+        b.concat([b.constant([0], "int64", gaps), b.cumsum(bits)]),
+        b.arange(kernels.CANDIDATES + 1, gaps) * size,
     )
     golomb = totals[1:] - totals[:-1]
     best = b.sum(b.take(ladder, b.reshape(b.argmax(-golomb), [1])))

@@ -26,9 +26,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from . import bits, hashing
+from . import bits, hashing, kernels
 from .backend import Array, Backend, backend_of
-from .errors import ConfigurationError
+from .errors import ConfigurationError, MessageError
 from .values import BY_NUMBER, ValueKind, value_kind
 
 MAGIC = 0xADA1
@@ -131,6 +131,8 @@ def split(words: Array, count: int) -> list[Array]:
     Raises MessageError where the lengths in their headers do not add up; the contents are not read.
     """
     b = backend_of(words)
+    if b.dtype(words) != "int32":
+        raise MessageError(f"messages are int32 words, not {b.dtype(words)}")
     parts = []
     for rank in range(count):
         left = b.length(words)
@@ -210,6 +212,8 @@ def _fields(b: Backend, words: Array) -> list[Any]:
 
 def _open(b: Backend, words: Array, dimension: int | None, kind: str | None) -> tuple[Array, Header]:
     """``words`` and their header, after every check that needs no decoding."""
+    if b.dtype(words) != "int32":
+        raise MessageError(f"a message is int32 words, not {b.dtype(words)}")
     words = b.check(b.length(words) >= HEADER_WORDS, "the message is cut off in its header", words)
     fields = _fields(b, words)
     words = b.check(fields[1] // 65536 == MAGIC, "this is no message (wrong magic number)", words)
@@ -280,9 +284,15 @@ def _values(b: Backend, words: Array, header: Header) -> Array:
 
 
 def _add(b: Backend, total: Array, words: Array, header: Header) -> Array:
+    """``total`` with one message added, in its storage where that can be."""
     values = _values(b, words, header)
-    return b.cond(
-        header.code == bits.DENSE,
-        lambda: total + values,
-        lambda: b.scatter_add_(total, _indices(b, words, header), values),
-    )
+
+    def sparse() -> Array:
+        indices = _indices(b, words, header)
+        arrays = kernels.host(b, total), kernels.host(b, indices), kernels.host(b, values)
+        if any(array is None for array in arrays):
+            return b.scatter_add_(total, indices, values)
+        kernels.add_at(*arrays)
+        return total
+
+    return b.cond(header.code == bits.DENSE, lambda: b.add_(total, values), sparse)

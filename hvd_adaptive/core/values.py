@@ -17,7 +17,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from . import bits
+import numpy as np
+
+from . import bits, kernels
 from .backend import Array, Backend
 from .errors import ConfigurationError
 
@@ -55,12 +57,27 @@ class ValueKind(ABC):
     def dequantise(self, b: Backend, scales: Array, codes: Array) -> Array:
         """float32 values of ``codes``; never NaN or infinite for codes made by :meth:`quantise`."""
 
+    @abstractmethod
+    def codes(self, words: kernels.Words) -> tuple[list[int], kernels.Words]:
+        """:meth:`quantise` by compiled loops, on the bits of float32."""
+
+    @abstractmethod
+    def restored(self, scales: list[int], codes: kernels.Words) -> kernels.Words:
+        """:meth:`dequantise` by compiled loops, to the bits of float32."""
+
     def words(self, count: Any) -> Any:
         """The number of words that ``count`` values take."""
         return self.scale_words + bits.words_for(count * self.bits)
 
     def encode(self, b: Backend, values: Array) -> Array:
         """int32 words of float32 ``values``."""
+        array = kernels.host(b, values)
+        if array is not None:
+            numbers, found = self.codes(array.view(np.uint32))
+            out = np.zeros(self.words(len(array)), np.uint32)
+            out[: self.scale_words] = numbers
+            kernels.pack(found, self.bits, out[self.scale_words :])
+            return b.from_host(out.view(np.int32), values)
         scales, codes = self.quantise(b, values)
         count = b.length(values)
         packed = bits.pack(b, codes, b.arange(count, values) * self.bits, bits.words_for(count * self.bits))
@@ -68,12 +85,22 @@ class ValueKind(ABC):
 
     def decode(self, b: Backend, words: Array, count: Any) -> Array:
         """``count`` float32 values of the words that :meth:`encode` made."""
+        array = kernels.host(b, words)
+        if array is not None:
+            unsigned = array.view(np.uint32)
+            found = kernels.unpack(unsigned[self.scale_words :], self.bits, count)
+            restored = self.restored(unsigned[: self.scale_words].tolist(), found)
+            return b.from_host(restored.view(np.float32), words)
         packed = words[self.scale_words :]
         codes = bits.unpack(b, packed, b.arange(count, words) * self.bits, (1 << self.bits) - 1)
         return self.dequantise(b, words[: self.scale_words], codes)
 
     def reconstruct(self, b: Backend, values: Array) -> Array:
         """What the receiver will hold: bit for bit ``decode(encode(values))``."""
+        array = kernels.host(b, values)
+        if array is not None:
+            restored = self.restored(*self.codes(array.view(np.uint32)))
+            return b.from_host(restored.view(np.float32), values)
         return self.dequantise(b, *self.quantise(b, values))
 
 
@@ -85,6 +112,12 @@ class Float32(ValueKind):
 
     def dequantise(self, b: Backend, scales: Array, codes: Array) -> Array:
         return b.bitcast(bits.to_words(b, codes), "float32")
+
+    def codes(self, words: kernels.Words) -> tuple[list[int], kernels.Words]:
+        return [], words
+
+    def restored(self, scales: list[int], codes: kernels.Words) -> kernels.Words:
+        return codes
 
     def encode(self, b: Backend, values: Array) -> Array:
         return b.bitcast(values, "int32")
@@ -107,6 +140,12 @@ class BFloat16(ValueKind):
 
     def dequantise(self, b: Backend, scales: Array, codes: Array) -> Array:
         return b.bitcast(bits.to_words(b, codes * (1 << 16)), "float32")
+
+    def codes(self, words: kernels.Words) -> tuple[list[int], kernels.Words]:
+        return [], kernels.bfloat16_codes(words)
+
+    def restored(self, scales: list[int], codes: kernels.Words) -> kernels.Words:
+        return codes << 16
 
 
 @dataclass(frozen=True)
@@ -143,6 +182,13 @@ class Fitted(ValueKind):
         magnitude = b.where(rung > 0, magnitude, 0)
         return _from_sign_and_magnitude(b, b.shift_right(codes, self.bits - 1), magnitude)
 
+    def codes(self, words: kernels.Words) -> tuple[list[int], kernels.Words]:
+        low, step = kernels.fit_ladder(words, self.binades, (1 << (self.bits - 1)) - 2)
+        return [low, step], kernels.ladder_codes(words, low, step, self.bits)
+
+    def restored(self, scales: list[int], codes: kernels.Words) -> kernels.Words:
+        return kernels.ladder_words(codes, *scales, self.bits)
+
 
 class Sign(ValueKind):
     """One bit, and one float32 for all: the mean magnitude s = ||g_T||_1 / T.
@@ -171,6 +217,12 @@ class Sign(ValueKind):
         magnitude = bits.from_words(b, scales) & (_SIGN - 1)
         return _from_sign_and_magnitude(b, codes, magnitude)
 
+    def codes(self, words: kernels.Words) -> tuple[list[int], kernels.Words]:
+        return [int(np.float32(kernels.mean_magnitude(words)).view(np.uint32))], words >> 31
+
+    def restored(self, scales: list[int], codes: kernels.Words) -> kernels.Words:
+        return codes << 31 | scales[0] & (_SIGN - 1)
+
 
 def _sign_and_magnitude(b: Backend, values: Array) -> tuple[Array, Array]:
     """The sign bit and the other 31 bits of float32 ``values``, as int64."""
@@ -189,7 +241,7 @@ KINDS: dict[str, ValueKind] = {
         Fitted("fp16", 1, 16, 2, True, "2**-16 of the value for each binade that the message spans", 44),
         BFloat16("bf16", 2, 16, 0, True, "2**-8 of the value"),
         Fitted("int8", 3, 8, 2, True, "2**-8 of the value for each binade that the message spans", 16),
-        Fitted("int4", 4, 4, 2, True, "1/12 of the value for each binade that the message spans", 6),
+        Fitted("int4", 4, 4, 2, True, "1/12 of the value for each binade that the message spans", 8),
         Sign("sign", 5, 1, 1, True, "the distance from the mean magnitude"),
     )
 }
