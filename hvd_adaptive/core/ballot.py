@@ -18,13 +18,17 @@ import numpy as np
 from .backend import Array, Backend
 from .numpy_backend import NUMPY
 
-_DIGITS = 3
-_BASE = 64  # squares of digits, summed over a thousand ranks, are whole numbers in float32
+# A digit that differs on one rank moves the mean by 1 / n at least, which must stand out from the
+# rounding of a float32 sum of n terms: small digits do, for thousands of ranks.
+_BASE = 8
+_DIGITS = 6
 
 _MEMBERS = 6  # where the rank begins
 _SETTINGS = 8  # where the digits begin
 
-SIZE = _SETTINGS + 2 * _DIGITS
+_PHASE = _SETTINGS + _DIGITS
+
+SIZE = _PHASE + 1
 """Elements of a ballot, float32."""
 
 
@@ -39,23 +43,23 @@ def make(
     variable: Any,
     rank: Any,
     fingerprint: int,
+    phase: Any,
 ) -> Array:
     """This rank's ballot for one tensor and step: float32, ``SIZE`` elements.
 
     ``nonfinite`` boolean; ``improvement``: of what is sent, and ``energy``: of what could be, in
     squared gradient units; ``fixed`` and ``variable``: cost that does not and that does depend on
     how much is sent, in the cost model's unit; ``rank``: this one's, globally; ``fingerprint``: of
-    the settings.
+    the settings; ``phase``: 0 to 7, where in the training this rank stands.
     """
-    digits = [(fingerprint // _BASE**place) % _BASE for place in range(_DIGITS)]
-    settings = [float(x) for digit in digits for x in (digit, digit * digit)]
     measured = (
         b.cast(x, "float32") for x in (nonfinite, improvement, energy, fixed, variable, rank, rank * rank)
     )
     return b.concat(
         [b.constant([1.0], "float32", like)]
         + [b.reshape(x, (1,)) for x in measured]
-        + [b.constant(settings, "float32", like)]
+        + [b.constant(_digits(fingerprint), "float32", like)]
+        + [b.reshape(b.cast(b.constant(phase, "float32", like), "float32"), (1,))]
     )
 
 
@@ -80,31 +84,41 @@ class Tally:
     nonfinite: Any
     same_settings: Any
     same_members: Any
+    same_phase: Any
 
 
-def read(b: Backend, reduced: Array, ranks: Sequence[int]) -> Tally:
+def read(b: Backend, reduced: Array, ranks: Sequence[int], fingerprint: int, phase: Any) -> Tally:
     """Reads a reduced ballot (float32, ``SIZE`` elements or more) into scalar arrays.
 
-    ``ranks``: those that the ballot ought to have come from.
+    ``ranks``: those that the ballot ought to have come from; ``fingerprint`` and ``phase``: this
+    rank's.  Where two kinds of settings meet, every rank of either finds that they differ.
     """
     count = len(ranks)
     mean = b.cast(reduced[:SIZE], "float64")
     mean = mean / mean[0]
-    sums, squares = mean[_SETTINGS::2] * count, mean[_SETTINGS + 1 :: 2] * count
-    # One rank whose digit differs by one raises this by count - 1; rounding by far less.
-    spread = count * squares - sums * sums
+    own = b.constant(_digits(fingerprint), "float64", reduced)
+    settings = b.max(b.abs(mean[_SETTINGS:_PHASE] - own))
+    phases = b.abs(mean[_PHASE] - b.cast(b.constant(phase, "float64", reduced), "float64"))
     members = np.asarray(ranks, dtype=np.float64)
     expected = b.constant([float(members.mean()), float((members * members).mean())], "float64", reduced)
     distance = b.abs(mean[_MEMBERS:_SETTINGS] - expected)
     return Tally(
-        *(mean[field] for field in range(2, _MEMBERS)),
+        improvement=mean[2],
+        energy=mean[3],
+        fixed=mean[4],
+        variable=mean[5],
         nonfinite=nonfinite(reduced),
-        same_settings=b.max(spread) < max(0.5, 0.5 * (count - 1)),
+        same_settings=settings < 0.5 / count,
         same_members=b.sum(b.cast(distance > 1e-8 + 1e-4 * expected, "int64")) == 0,
+        same_phase=phases < 0.5 / count,
     )
 
 
-def tally(reduced: np.ndarray[Any, Any], ranks: Sequence[int]) -> Tally:
+def tally(reduced: np.ndarray[Any, Any], ranks: Sequence[int], fingerprint: int, phase: int) -> Tally:
     """As :func:`read`, on the host, with Python numbers."""
-    found = read(NUMPY, reduced, ranks)
+    found = read(NUMPY, reduced, ranks, fingerprint, phase)
     return Tally(**{f.name: getattr(found, f.name).item() for f in dataclasses.fields(found)})
+
+
+def _digits(fingerprint: int) -> list[float]:
+    return [float(fingerprint // _BASE**place % _BASE) for place in range(_DIGITS)]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from . import ballot, message
 from .backend import Array, Backend
+from .memory import ErrorFeedback, NoMemory
 from .policy import Control, sends_all
 from .recipe import Recipe
 
@@ -28,9 +29,9 @@ from .recipe import Recipe
 class Plan:
     """The facts about one tensor that do not change from step to step.
 
-    ``share``: its part of the coordinates of the model.  ``recipe``: restated for the model.
-    ``world_size``: of the process set, ``rank``: this worker's among all.  ``fingerprint``: of the
-    recipe that the user gave, compared between the ranks.
+    ``share``: its part of the fixed cost of a step.  ``recipe``: restated for the model.
+    ``world_size``: of the process set, ``rank``: this worker's among all.  ``fingerprint``: of all
+    that the user chose, compared between the ranks.
     """
 
     name: str
@@ -65,9 +66,24 @@ class Incoming(NamedTuple):
     messages: Array | None
 
 
+def small(plan: Plan) -> bool:
+    """Whether the tensor is too small to compress: all of it is sent, at every step."""
+    return plan.recipe.spares(plan.dimension)
+
+
 def dense(plan: Plan, control: Control) -> bool:
-    """Whether the tensor is too small to compress, and is left to Horovod as it is."""
-    return plan.dimension < plan.recipe.dense_below and not control.first
+    """Whether the tensor is left to Horovod as it is."""
+    return small(plan) and not control.first
+
+
+def keeps(plan: Plan) -> bool:
+    """Whether something may be left unsent, and is carried over."""
+    return plan.recipe.memory.keeps and not small(plan)
+
+
+def phase(control: Control) -> Any:
+    """What the ranks compare of where they stand: 0 for a step in the first form, and else 1 to 7."""
+    return 0 if control.first else 1 + control.step % 7
 
 
 def gathers(plan: Plan, control: Control) -> bool:
@@ -76,8 +92,8 @@ def gathers(plan: Plan, control: Control) -> bool:
 
 
 def residual(b: Backend, plan: Plan, like: Array) -> Array | None:
-    """The residual before the first step: float32 zeros, or None for a recipe without memory."""
-    return b.zeros(plan.dimension, "float32", like) if plan.recipe.memory.keeps else None
+    """The residual before the first step: float32 zeros, or None where none is kept."""
+    return b.zeros(plan.dimension, "float32", like) if keeps(plan) else None
 
 
 def compress(
@@ -86,19 +102,21 @@ def compress(
     """What to send of ``gradient`` (any shape and floating dtype, d elements).
 
     Returns what Horovod shall carry, what to hand to :func:`decompress`, and the residual, in whose
-    storage gradient + residual now lies.
+    storage gradient + residual now lies.  A residual is used even where the recipe keeps none: an
+    earlier recipe left it.
     """
     flat = b.cast(b.reshape(gradient, (plan.dimension,)), "float32")
     finite = b.all_finite(flat)
     flat = b.cond(finite, lambda: flat, lambda: b.zeros(plan.dimension, "float32", flat))
-    x = plan.recipe.memory.compensate(b, residual, flat)
+    memory = NoMemory() if residual is None else ErrorFeedback()
+    x = memory.compensate(b, residual, flat)
     tuned = plan.recipe.adaptive
     energy = b.sum(x * x) if tuned is not None else b.constant(0.0, "float32", x)
     nothing = b.zeros(0, "int32", x)
 
     def sparse() -> tuple[Array, ...]:
-        policy, kind = plan.recipe.policy, plan.recipe.values
-        if sends_all(policy):
+        policy, kind = plan.recipe.policy, "fp32" if small(plan) else plan.recipe.values
+        if small(plan) or sends_all(policy):
             indices, values = b.arange(plan.dimension, x), x
             words = message.encode_dense(values, kind)
         else:
@@ -124,16 +142,15 @@ def compress(
 
     send_all = b.constant(control.dense, "bool", x)
     riding, words, indices, unsent, improvement = (
-        shared() if plan.recipe.shared else b.cond(send_all, everything, sparse)
+        shared() if plan.recipe.shared and not small(plan) else b.cond(send_all, everything, sparse)
     )
     if tuned is None:
         fixed = variable = b.constant(0.0, "float32", x)
     else:
         compute = b.cast(b.constant(control.compute, "float64", x), "float64")
         fixed = plan.share * (tuned.cost.fixed + compute)
-        variable = b.cast(b.constant(b.length(indices), "float32", x), "float32") * tuned.marginal(
-            plan.dimension
-        )
+        own = tuned.cost.for_dimension(max(1, plan.dimension))
+        variable = b.cast(b.constant(b.length(indices), "float32", x), "float32") * own.marginal() + own.head
     vote = ballot.make(
         b,
         x,
@@ -144,8 +161,9 @@ def compress(
         variable=variable,
         rank=b.constant(plan.rank, "float32", x),
         fingerprint=plan.fingerprint,
+        phase=phase(control),
     )
-    kept = x if plan.recipe.memory.keeps else None
+    kept = None if residual is None else x
     sparsity = b.cond(
         send_all,
         lambda: b.constant(plan.dimension, "int64", x),
@@ -196,6 +214,8 @@ def settled(
     """The second half of :func:`decompress`: the residual, now that the step counts or does not."""
     if residual is None:
         return None
+    if not keeps(plan):
+        return b.cond(ballot.nonfinite(ring), lambda: residual, lambda: None)
     return b.cond(
         ballot.nonfinite(ring),
         lambda: residual,

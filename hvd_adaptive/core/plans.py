@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from .errors import ConfigurationError
 from .pipeline import Plan
-from .recipe import Recipe, restate
+from .recipe import Recipe, fingerprint, from_config, restate
 
 _instances = itertools.count()
 
@@ -34,16 +37,69 @@ def check_names(names: Sequence[str]) -> None:
         raise ConfigurationError(f"named_parameters holds two tensors of the name {twice[0]!r}")
 
 
-def plan(recipe: Recipe, dimensions: Mapping[str, int], world_size: int, rank: Any) -> dict[str, Plan]:
+@dataclass(frozen=True)
+class Choice:
+    """Which recipe each tensor has: ``recipe``, or the first of ``overrides``, pairs of a pattern (as
+    in :mod:`fnmatch`) and a recipe, that matches its name.  Two ranks' must be equal."""
+
+    recipe: Recipe
+    overrides: tuple[tuple[str, Recipe], ...] = ()
+
+    @property
+    def fingerprint(self) -> int:
+        """Differs where choices do."""
+        return fingerprint(self.recipe, self.overrides)
+
+    def of(self, name: str) -> Recipe:
+        """The recipe of the tensor called ``name``."""
+        return next((r for pattern, r in self.overrides if fnmatchcase(name, pattern)), self.recipe)
+
+
+def choose(recipe: Any, overrides: Mapping[str, Any] | None, names: Sequence[str]) -> Choice:
+    """The choice for the tensors called ``names``; recipes may be given as :func:`from_config` takes them.
+
+    Raises ConfigurationError for a pattern that matches no tensor, and where two adaptive recipes
+    reckon with different costs.
+    """
+    pairs = []
+    for pattern, config in dict(overrides or {}).items():
+        try:
+            pairs.append((str(pattern), from_config(config)))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"overrides[{pattern!r}]: {error}") from error
+        if not any(fnmatchcase(name, pattern) for name in names):
+            close = difflib.get_close_matches(pattern.strip("*"), names, 1, 0.0)
+            raise ConfigurationError(
+                f"overrides: {pattern!r} matches no parameter; the nearest is {close[0]!r}"
+            )
+    choice = Choice(from_config(recipe), tuple(pairs))
+    costs = {tuned.cost for tuned in (choice.of(name).adaptive for name in names) if tuned is not None}
+    if len(costs) > 1:
+        raise ConfigurationError(
+            "overrides: one price tunes all adaptive tensors, so give every adaptive recipe the same cost="
+        )
+    return choice
+
+
+def plan(choice: Choice, dimensions: Mapping[str, int], world_size: int, rank: Any) -> dict[str, Plan]:
     """A plan for each tensor: ``dimensions`` maps names to numbers of elements, in model order.
 
     ``rank``: this worker's among all, a number or a scalar array.
     """
-    total = sum(dimensions.values())
-    restated = restate(recipe, total, world_size)
-    fingerprint = recipe.fingerprint()
+    recipes = {name: choice.of(name) for name in dimensions}
+    tuned = [n for n, r in recipes.items() if r.adaptive is not None and not r.spares(dimensions[n])]
+    total = max(1, sum(dimensions[name] for name in tuned))
+    mark = choice.fingerprint
     return {
-        name: Plan(name, dimension, dimension / total, restated, world_size, rank, fingerprint)
+        name: Plan(
+            name,
+            dimension,
+            dimension / total if name in tuned else 0.0,
+            restate(recipes[name], total, world_size),
+            world_size,
+            rank,
+            mark,
+        )
         for name, dimension in dimensions.items()
     }
 

@@ -20,7 +20,7 @@ from .errors import ConfigurationError
 class Control:
     """What is known at the start of a step.  Numbers, or scalar arrays where TensorFlow traces.
 
-    All ranks hold the first three alike: ``step`` counts the steps of one tensor from 0, ``price``
+    All ranks hold the first three alike: ``step`` counts from 0, since the recipe was set, ``price``
     is improvement per unit of cost (0: not known yet), ``dense`` says that everything is sent this
     step.  ``compute`` is this rank's own: measured seconds of a step without communication.
     ``first``: the ranks have not compared their settings yet, so every tensor is sent in the one
@@ -52,6 +52,8 @@ class Fixed:
 
     def __post_init__(self) -> None:
         _ratio("ratio", self.ratio)
+        if not isinstance(self.exact, bool):
+            raise ConfigurationError(f"exact must be True or False, not {self.exact!r}")
 
     def support(self, b: Backend, x: Array, control: Control) -> Array:
         """int64 indices, ascending, of the coordinates of ``x`` (float32, d elements) to send."""

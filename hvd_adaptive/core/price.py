@@ -23,7 +23,7 @@ def next_price(b: Backend, price: Array, improvement: Array, cost: Array) -> Arr
     ``price``: this step's, or 0 where none is known yet.  A step in which nothing improved leaves
     it as it is.  All are float64 scalars.
     """
-    known = (improvement > 0) & (cost > 0)
+    known = (improvement > 0) & (improvement < float("inf")) & (cost > 0)
     found = improvement / b.where(known, cost, 1.0)
     least, most = price / GREATEST_CHANGE, price * GREATEST_CHANGE
     bounded = 0 - b.minimum(0 - b.minimum(found, most), 0 - least)

@@ -1,7 +1,7 @@
 """Named compositions of memory, policy, codec and transport, and the settings they take.
 
 A recipe is a frozen object; two ranks may work together only if theirs are equal, which
-:meth:`Recipe.fingerprint` lets them find out.
+:func:`fingerprint` lets them find out.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .cost import CostModel, LinkTime, PayloadBits
+from .cost import CostModel, LinkTime, PayloadBits, SignPayloadBits
 from .errors import ConfigurationError
 from .memory import ErrorFeedback, Memory, NoMemory
 from .policy import Adaptive, Fixed, Policy, SharedRandom, Warmup
-from .values import KINDS
+from .values import KINDS, value_kind
 
 DENSE_BELOW = 1024
 """Tensors of fewer elements go dense: a message of theirs would cost about as much in latency and
@@ -65,15 +65,25 @@ class Recipe:
         """Whether all ranks send the same coordinates, so that values can be ring-allreduced."""
         return isinstance(self.policy, SharedRandom)
 
+    def spares(self, dimension: int) -> bool:
+        """Whether a tensor of so many elements is too small to compress."""
+        return dimension < max(1, self.dense_below)
+
     @property
     def adaptive(self) -> Adaptive | None:
         """The tuning policy in this recipe, if there is one."""
         inner = self.policy.then if isinstance(self.policy, Warmup) else self.policy
         return inner if isinstance(inner, Adaptive) else None
 
-    def fingerprint(self) -> int:
-        """32 bits that differ where recipes do."""
-        return int.from_bytes(hashlib.sha256(repr(self).encode()).digest()[:4], "big")
+
+def fingerprint(*settings: Any) -> int:
+    """32 bits that differ where settings (recipes, and what else has a telling ``repr``) do."""
+    return int.from_bytes(hashlib.sha256(repr(settings).encode()).digest()[:4], "big")
+
+
+def none() -> Recipe:
+    """Nothing is compressed; for some of a model's tensors, or for some time."""
+    return Recipe("none", Fixed(1.0), NoMemory(), dense_below=1 << 62)
 
 
 def topk(
@@ -133,20 +143,29 @@ def adaptive(
 
     ``cost``: any cost model.  The default is a link of 1 Gbit/s with the measured time of a step
     without communication as fixed cost; a `LinkTime` whose ``compute`` is 0 is measured too.
-    The world size of a `LinkTime` is always the one at hand.
+    The world size of a `LinkTime` is always the one at hand.  ``family``: ``"sparsify"`` sends
+    ``values``, ``"sign"`` one magnitude and signs.
     """
+    if values is None:
+        values = "sign" if family == "sign" else "fp32"
+    if (values == "sign") != (family == "sign"):
+        raise ConfigurationError(
+            f"values={values!r} does not fit family={family!r}: the family 'sign', and no other, has the "
+            "values 'sign'"
+        )
     if cost is None:
-        cost = LinkTime(PayloadBits(1), bandwidth=DEFAULT_BANDWIDTH)
+        bits = value_kind(values).bits
+        payload = SignPayloadBits(1) if family == "sign" else PayloadBits(1, value_bits=bits)
+        cost = LinkTime(payload, bandwidth=DEFAULT_BANDWIDTH)
     measure = isinstance(cost, LinkTime) and cost.compute == 0
     policy = _warmed(
         Adaptive(cost, family, _number("first_ratio", first_ratio), measure), warmup_steps, warmup_ratio
     )
-    if values is None:
-        values = "sign" if family == "sign" else "fp32"
     return Recipe("adaptive", policy, _memory(error_feedback), values, dense_below)
 
 
 RECIPES: Mapping[str, Callable[..., Recipe]] = {
+    "none": none,
     "topk": topk,
     "randk": randk,
     "sign": sign,
@@ -169,11 +188,13 @@ def build(name: str, options: Mapping[str, Any]) -> Recipe:
     return maker(**options)
 
 
-def from_config(config: str | Mapping[str, Any]) -> Recipe:
-    """A recipe from its name, or from a mapping ``{"recipe": name, option: value, ...}``."""
+def from_config(config: Recipe | str | Mapping[str, Any]) -> Recipe:
+    """A recipe as it is, from its name, or from a mapping ``{"recipe": name, option: value, ...}``."""
+    if isinstance(config, Recipe):
+        return config
     if isinstance(config, str):
         return build(config, {})
-    if "recipe" not in config:
+    if not isinstance(config, Mapping) or "recipe" not in config:
         raise ConfigurationError(f"config needs the key 'recipe', one of {', '.join(RECIPES)}")
     return build(config["recipe"], {k: v for k, v in config.items() if k != "recipe"})
 

@@ -23,11 +23,15 @@ from .timing import StepClock
 
 FORMAT = 1
 
+MEMORY = 64
+"""Steps of the model after which a round is forgotten, however far behind some tensors are."""
+
 
 class Context(NamedTuple):
     """What a tensor's way out leaves for its way back."""
 
     slot: int
+    step: int  # of the tensor, since the first of the training
     control: Control
     pending: pipeline.Pending | None  # None: the tensor went dense, as it is
 
@@ -46,18 +50,32 @@ class Worker:
     """Residuals, steps, price and counts of one worker.
 
     ``b``: the backend of its arrays.  ``dimensions`` maps names to numbers of elements, in the
-    model's order; a tensor's position there is its slot.
+    model's order; a tensor's position there is its slot.  ``overrides``: see :class:`plans.Choice`.
+
+    A tensor's steps are its own: not all tensors need take part in every step of the model.  A
+    tensor that has fallen behind joins the newest step when its own is over, so that what governs
+    it is never old.
     """
 
-    def __init__(self, b: Backend, recipe: Recipe, dimensions: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        b: Backend,
+        recipe: Recipe | str | Mapping[str, Any],
+        dimensions: Mapping[str, int],
+        overrides: Mapping[str, Any] | None = None,
+    ) -> None:
         plans.check_names(list(dimensions))
         self._b = b
-        self.recipe = recipe
+        self._choice = plans.choose(recipe, overrides, list(dimensions))
         self.dimensions = dict(dimensions)
         self.names = list(dimensions)
         self.clock = StepClock()
         self._residuals: list[Array | None] = [None] * len(self.names)
         self._steps = [0] * len(self.names)
+        self._latest = 0  # of the steps
+        self._since = 0  # the step at which the recipe was set
+        self._first = set(range(len(self.names)))  # slots of which no step has counted since then
+        self._away: set[int] = set()  # slots whose gradient went out and has not come back
         self._rounds: dict[int, _Round] = {}
         self._course = Course()
         self._total = Traffic()
@@ -72,46 +90,73 @@ class Worker:
         return self._ranks
 
     @property
+    def recipe(self) -> Recipe:
+        """Of the tensors that no override names."""
+        return self._choice.recipe
+
+    @property
     def compressed(self) -> list[int]:
         """The slots whose tensors are large enough to be compressed."""
-        small = self.recipe.dense_below
-        return [slot for slot, name in enumerate(self.names) if self.dimensions[name] >= small]
+        dimensions = enumerate(self.dimensions.items())
+        return [slot for slot, (name, d) in dimensions if not self._choice.of(name).spares(d)]
+
+    def set_recipe(
+        self, recipe: Recipe | str | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+    ) -> None:
+        """Goes on with another recipe from the next step; all residuals are kept.
+
+        Raises ConfigurationError for bad settings, and in the middle of a step.
+        """
+        choice = plans.choose(recipe, overrides, self.names)
+        if self._away:
+            raise ConfigurationError(
+                "set_recipe must be called between steps: after optimizer.step() and before backward()"
+            )
+        self._choice = choice
+        self._since = self._latest
+        self._steps = [self._latest] * len(self.names)
+        self._first = set(range(len(self.names)))
+        start = Control(step=self._latest)
+        self._course = Course(start, reason="a new recipe: no price yet")
+        self._rounds[self._latest] = _Round(self._course)
+        self._ranks, self._plans = [], []
 
     def meet(self, ranks: Sequence[int], rank: int) -> bool:
         """Learns who takes part and which rank this is; says whether that is news."""
         if list(ranks) == self._ranks and rank == self._plans[0].rank:
             return False
         self._ranks = list(ranks)
-        self._plans = list(plans.plan(self.recipe, self.dimensions, len(ranks), rank).values())
+        self._plans = list(plans.plan(self._choice, self.dimensions, len(ranks), rank).values())
         return True
 
     # -- one tensor's way out and back
 
     def control(self, slot: int) -> Control:
         """What governs the tensor's next step."""
-        step = self._steps[slot]
-        tuned = self.recipe.adaptive
+        step, tuned, first = self._steps[slot], self._plans[slot].recipe.adaptive, slot in self._first
         compute = self.clock.compute if tuned is not None and tuned.measure else 0.0
         course = self._round(step).course
-        return dataclasses.replace(course.control, step=step, compute=compute, first=step == 0)
+        control = Control() if first or tuned is None else course.control
+        return dataclasses.replace(control, step=step - self._since, compute=compute, first=first)
 
     def outgoing(self, slot: int, gradient: Array) -> tuple[pipeline.Outgoing | None, Context]:
         """What to send of a gradient, or None for one that goes as it is.
 
         ``Outgoing.message`` is to be gathered where :meth:`gathers` says so.
         """
-        plan, control = self._plans[slot], self.control(slot)
-        round = self._round(control.step)
+        plan, control, step = self._plans[slot], self.control(slot), self._steps[slot]
+        round = self._round(step)
+        self._away.add(slot)
         if pipeline.dense(plan, control):
             round.sparsity[plan.name] = plan.dimension
-            return None, Context(slot, control, None)
-        if plan.recipe.memory.keeps and self._residuals[slot] is None:
+            return None, Context(slot, step, control, None)
+        if pipeline.keeps(plan) and self._residuals[slot] is None:
             self._residuals[slot] = pipeline.residual(self._b, plan, gradient)
         outgoing, pending, self._residuals[slot] = pipeline.compress(
             self._b, plan, control, gradient, self._residuals[slot]
         )
         round.sparsity[plan.name] = int(pending.sparsity)
-        return outgoing, Context(slot, control, pending)
+        return outgoing, Context(slot, step, control, pending)
 
     def gathers(self, context: Context) -> bool:
         """Whether the tensor's message of this step goes to all ranks."""
@@ -124,34 +169,53 @@ class Worker:
         Raises SettingsMismatchError where the ranks' settings differ, and MessageError for a damaged
         message.
         """
-        assert context.pending is not None
         self.settle(context, ring)
+        return self.aggregate(context, ring, messages)
+
+    def aggregate(self, context: Context, ring: Array, messages: Array | None) -> Array:
+        """The second half of :meth:`incoming`, after :meth:`settle`."""
+        assert context.pending is not None
         plan = self._plans[context.slot]
         incoming = pipeline.Incoming(ring, messages)
         return pipeline.aggregated(self._b, plan, context.control, incoming, context.pending)
 
     def settle(self, context: Context, ring: Array) -> None:
-        """What :meth:`incoming` does beside the aggregate: ballots are counted, residuals kept."""
+        """The first half of :meth:`incoming`: the ballot is counted and the residual kept.
+
+        The ring alone tells whether the settings agree, so an adapter calls this before it waits for
+        messages, which would never come from a rank that sends none.
+        """
         slot = context.slot
-        plan, round = self._plans[slot], self._rounds[context.control.step]
+        plan, round = self._plans[slot], self._rounds[context.step]
         assert context.pending is not None
-        tally = ballot.tally(_on_host(self._b, ring[: ballot.SIZE]), self._ranks)
+        phase = pipeline.phase(context.control)
+        ballots = _on_host(self._b, ring[: ballot.SIZE])
+        tally = ballot.tally(ballots, self._ranks, plan.fingerprint, phase)
         self._verify(tally)
         self._residuals[slot] = pipeline.settled(
             self._b, plan, context.control, ring, context.pending, self._residuals[slot]
         )
-        if tally.nonfinite and not any(t.nonfinite for t in round.tallies.values()):
-            self.count(context, Traffic(nonfinite_steps=1))
+        if tally.nonfinite:
+            self.nonfinite(context)
+        else:
+            self._first.discard(slot)
         round.tallies[slot] = tally
+
+    def nonfinite(self, context: Context) -> None:
+        """Some rank's gradient of this tensor was not finite."""
+        if self._rounds[context.step].traffic.nonfinite_steps == 0:
+            self.count(context, Traffic(nonfinite_steps=1))
 
     def done(self, context: Context) -> None:
         """The tensor's step is over."""
-        self._steps[context.slot] = context.control.step + 1
+        self._latest = max(self._latest, context.step + 1)
+        self._steps[context.slot] = self._latest
+        self._away.discard(context.slot)
         self.clock.reduced()
 
     def count(self, context: Context, traffic: Traffic) -> None:
         """Adds to what the tensor's step, and all steps, have sent, received and taken."""
-        self._rounds[context.control.step].traffic += traffic
+        self._rounds[context.step].traffic += traffic
         self._total += traffic
 
     def _verify(self, tally: ballot.Tally) -> None:
@@ -163,7 +227,12 @@ class Worker:
         if not tally.same_settings:
             raise SettingsMismatchError(
                 "the ranks compress with different settings; give every rank the same recipe and options "
-                f"(rank {self._plans[0].rank} has {self.recipe})"
+                f"(rank {self._plans[0].rank} has {self.recipe} and overrides {self._choice.overrides})"
+            )
+        if not tally.same_phase:
+            raise SettingsMismatchError(
+                f"the ranks are at different steps (rank {self._plans[0].rank} is at {self._latest}); load "
+                "checkpoints of the same step on all of them, and call set_recipe on all at the same step"
             )
 
     def _round(self, step: int) -> _Round:
@@ -171,20 +240,26 @@ class Worker:
         if step not in self._rounds:
             before = self._rounds.get(step - 1)
             if before is not None and self._plans:
-                tallies = [before.tallies[slot] for slot in sorted(before.tallies)]
-                dimension = sum(self._plans[slot].dimension for slot in self.compressed)
-                self._course = advance(self._plans[0].recipe, max(1, dimension), before.course, tallies)
+                tuned = self._tuned
+                tallies = [before.tallies[slot] for slot in sorted(before.tallies) if slot in tuned]
+                dimension = sum(self._plans[slot].dimension for slot in tuned)
+                recipe = self._plans[tuned[0]].recipe if tuned else self.recipe
+                self._course = advance(recipe, max(1, dimension), before.course, tallies)
             self._rounds[step] = _Round(self._course)
-            slowest = min(self._steps)
-            for old in [s for s in self._rounds if s < slowest - 1]:
+            for old in [s for s in self._rounds if s < self._latest - MEMORY]:
                 del self._rounds[old]
         return self._rounds[step]
+
+    @property
+    def _tuned(self) -> list[int]:
+        """The slots for which the price is made."""
+        return [slot for slot in self.compressed if self._plans[slot].recipe.adaptive is not None]
 
     # -- reports
 
     def statistics(self) -> Statistics:
         """What was sent, received and spent, in the last step and in all."""
-        step = max(self._steps)
+        step = self._latest
         last = self._rounds.get(step - 1)
         if last is None:
             return Statistics(step=step, total=self._total, reason=self._course.reason)
@@ -205,13 +280,22 @@ class Worker:
     # -- checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Residuals (copies), steps, price and counts: arrays and plain numbers.  Between steps only."""
-        course = self._round(max(self._steps)).course
+        """Residuals (copies), steps, price and counts: arrays and plain numbers.
+
+        Raises ConfigurationError in the middle of a step.
+        """
+        if self._away:
+            raise ConfigurationError(
+                "state_dict must be called between steps: after optimizer.step() and before backward()"
+            )
+        course = self._round(self._latest).course
         return {
             "format": FORMAT,
             "recipe": self.recipe.name,
             "residuals": {name: self._b.copy(residual) for name, residual in self.residuals().items()},
             "steps": dict(zip(self.names, self._steps, strict=True)),
+            "since": self._since,
+            "first": [self.names[slot] for slot in sorted(self._first)],
             "course": {**dataclasses.asdict(course.control), "until": course.until, "reason": course.reason},
             "total": dataclasses.asdict(self._total),
         }
@@ -245,6 +329,9 @@ class Worker:
             place(slot, kept[name]) if name in kept else None for slot, name in enumerate(self.names)
         ]
         self._steps = [int(state["steps"][name]) for name in self.names]
+        self._latest = max(self._steps)
+        self._since = int(state["since"])
+        self._first = {slot for slot, name in enumerate(self.names) if name in state["first"]}
         control = {f.name: state["course"][f.name] for f in dataclasses.fields(Control)}
         self._course = Course(Control(**control), state["course"]["until"], state["course"]["reason"])
         self._rounds = {}
