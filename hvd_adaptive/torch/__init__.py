@@ -11,5 +11,6 @@ except ImportError as error:
 
 from .compression import Compression
 from .compressor import Compressor
+from .replicas import ReplicasDifferError, assert_replicas_equal
 
-__all__ = ["Compression", "Compressor"]
+__all__ = ["Compression", "Compressor", "ReplicasDifferError", "assert_replicas_equal"]

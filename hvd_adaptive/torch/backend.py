@@ -127,7 +127,9 @@ class TorchBackend:
         return x
 
     def host(self, x: Array) -> np.ndarray[Any, Any] | None:
-        return x.detach().contiguous().numpy() if x.device.type == "cpu" else None
+        if x.device.type != "cpu" or x.dtype is torch.bfloat16:  # a type that NumPy lacks
+            return None
+        return x.detach().contiguous().numpy()
 
     def from_host(self, array: np.ndarray[Any, Any], like: Array) -> Array:
         return torch.from_numpy(array)

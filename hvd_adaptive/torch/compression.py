@@ -28,9 +28,9 @@ class Compression:
     """What to pass as ``compression=`` to ``hvd.DistributedOptimizer``.
 
     Each recipe takes the named parameters whose gradients the optimizer reduces, and keyword
-    options; ``process_set=`` and ``name=`` are those of :class:`Compressor`.  The options are those
-    of the function of the same name in :mod:`hvd_adaptive.core.recipe`; an unknown one is an error
-    that names the nearest known one.
+    options; ``overrides=``, ``process_set=`` and ``name=`` are those of :class:`Compressor`.  The
+    options are those of the function of the same name in :mod:`hvd_adaptive.core.recipe`; an unknown
+    one is an error that names the nearest known one.
     """
 
     none = _Stock("none")
@@ -62,10 +62,18 @@ class Compression:
     @staticmethod
     def from_config(named_parameters: NamedParameters, config: str | Mapping[str, Any]) -> Compressor:
         """A recipe named by a string or by a mapping ``{"recipe": name, option: value, ...}``."""
-        settings = {"recipe": config} if isinstance(config, str) else dict(config)
-        return _make(settings.pop("recipe", ""), named_parameters, settings)
+        if isinstance(config, str):
+            return Compressor(config, named_parameters)
+        own, options = _split(config)
+        return Compressor(recipes.from_config(options), named_parameters, **own)
 
 
-def _make(recipe: str, named_parameters: NamedParameters, options: dict[str, Any]) -> Compressor:
-    own = {key: options.pop(key) for key in ("process_set", "name") if key in options}
-    return Compressor(recipes.build(recipe, options), named_parameters, **own)
+def _make(recipe: str, named_parameters: NamedParameters, options: Mapping[str, Any]) -> Compressor:
+    own, rest = _split(options)
+    return Compressor(recipes.build(recipe, rest), named_parameters, **own)
+
+
+def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a compressor, and those of its recipe."""
+    own = {key: value for key, value in options.items() if key in ("overrides", "process_set", "name")}
+    return own, {key: value for key, value in options.items() if key not in own}

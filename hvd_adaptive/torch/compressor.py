@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from ..core import ballot, plans
 from ..core.errors import ConfigurationError
-from ..core.recipe import Recipe, from_config
+from ..core.recipe import Recipe, build
 from ..core.statistics import Statistics, Traffic
 from ..core.worker import Context, Worker
 from .backend import TORCH
@@ -25,7 +26,6 @@ class _Ticket(NamedTuple):
     """What ``compress`` hands to ``decompress`` through Horovod."""
 
     context: Context
-    gathered: int  # bits of this rank's own message
     shape: torch.Size
     dtype: torch.dtype
 
@@ -42,6 +42,9 @@ class Compressor:
     recipe: a :class:`~hvd_adaptive.core.recipe.Recipe`, a recipe's name, or a mapping as for
         :func:`~hvd_adaptive.core.recipe.from_config`.
     named_parameters: pairs of name and parameter, or a module.
+    overrides: other recipes for the parameters whose names match a pattern (as in :mod:`fnmatch`;
+        the first that matches decides), such as
+        ``{"*embedding*": {"recipe": "topk", "ratio": 0.001}, "*.bias": "none"}``.
     process_set: the process set that the optimizer reduces over; all ranks by default.
     name: tells compressors apart in the names of collectives, where the ranks do not make their
         compressors in the same order.
@@ -52,12 +55,12 @@ class Compressor:
         recipe: Recipe | str | Mapping[str, Any],
         named_parameters: Iterable[tuple[str, torch.Tensor]],
         *,
+        overrides: Mapping[str, Any] | None = None,
         process_set: Any = None,
         name: str | None = None,
     ) -> None:
-        recipe = recipe if isinstance(recipe, Recipe) else from_config(recipe)
         self._parameters = Parameters(named_parameters)
-        self._worker = Worker(TORCH, recipe, self._parameters.dimensions)
+        self._worker = Worker(TORCH, recipe, self._parameters.dimensions, overrides)
         self._process_set = process_set
         self._tag = plans.tag(name)
 
@@ -80,21 +83,24 @@ class Compressor:
             if outgoing is None:
                 # Horovod's allreduce knows no bfloat16, and wants its tensors contiguous.
                 ring = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
-                gathered, messages = 0, 1
+                payload = True
             else:
                 ring = outgoing.ring
-                gathered, messages = 0, int(ring.numel() > ballot.SIZE)
+                payload = ring.numel() > ballot.SIZE
                 if worker.gathers(context):
-                    gathered = _bits(outgoing.message)
-                    messages += self._gather_of(context).add(slot, outgoing.message)
+                    self._gather_of(context).add(slot, outgoing.message, partial(worker.count, context))
         ended = worker.clock.now()
         worker.clock.compressing(began, ended)
-        sent = _bits(ring) + gathered
         worker.count(
             context,
-            Traffic(bits_sent=sent, bits_dense=bits, messages=messages, compress_seconds=ended - began),
+            Traffic(
+                bits_sent=_bits(ring),
+                bits_dense=bits,
+                messages=int(payload),
+                compress_seconds=ended - began,
+            ),
         )
-        return ring, _Ticket(context, gathered, tensor.shape, tensor.dtype)
+        return ring, _Ticket(context, tensor.shape, tensor.dtype)
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The aggregated gradient, in the shape and dtype of the one that was compressed.
@@ -105,22 +111,31 @@ class Compressor:
         if ctx is None:  # a sparse gradient, which Horovod gathers itself without asking us
             return tensor
         worker, context = self._worker, ctx.context
-        received = _bits(tensor)
-        if context.pending is None:
-            result, seconds = tensor.to(ctx.dtype), 0.0
-        else:
-            messages = self._gather_of(context).result(context.slot) if worker.gathers(context) else None
-            began = worker.clock.now()
-            with torch.no_grad():
-                result = worker.incoming(context, tensor, messages).to(ctx.dtype).view(ctx.shape)
-            seconds = worker.clock.now() - began
-            if messages is not None:
-                received += _bits(messages) - ctx.gathered
-        worker.count(context, Traffic(bits_received=received, decompress_seconds=seconds))
+        began = worker.clock.now()
+        with torch.no_grad():
+            if context.pending is None:
+                result, waited = tensor.to(ctx.dtype), 0.0
+                if not bool(torch.isfinite(result).all()):
+                    worker.nonfinite(context)
+            else:
+                worker.settle(context, tensor)
+                messages, waited = self._messages(context)
+                result = worker.aggregate(context, tensor, messages).to(ctx.dtype).view(ctx.shape)
+        seconds = worker.clock.now() - began - waited
+        worker.count(context, Traffic(bits_received=_bits(tensor), decompress_seconds=seconds))
         worker.done(context)
         return result
 
     # -- transport
+
+    def _messages(self, context: Context) -> tuple[torch.Tensor | None, float]:
+        """All ranks' messages for a tensor, and the seconds that we waited for them."""
+        worker = self._worker
+        if not worker.gathers(context):
+            return None, 0.0
+        began = worker.clock.now()
+        messages = self._gather_of(context).result(context.slot, partial(worker.count, context))
+        return messages, worker.clock.now() - began
 
     def _gather_of(self, context: Context) -> Gather:
         return self._first if context.control.first else self._gather
@@ -143,6 +158,28 @@ class Compressor:
             self._gather = Gather(self._tag, groups, len(ranks), process_set)
             self._first = Gather(f"{self._tag}.first", everything, len(ranks), process_set)
 
+    # -- settings
+
+    def set_recipe(
+        self,
+        recipe: Recipe | str,
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Goes on with another recipe; every residual is kept, and none is lost.
+
+        ``recipe``: a :class:`~hvd_adaptive.core.recipe.Recipe`, or the name of one, with its options.
+        ``overrides``: as for the constructor; those in force until now end.  Call it on all ranks,
+        between the same two steps: where one does not, the next step raises SettingsMismatchError, or
+        Horovod's own error for tensors that differ in shape, on all of them.
+
+        Raises ConfigurationError for bad settings, and in the middle of a step.
+        """
+        if isinstance(recipe, Recipe) and options:
+            raise ConfigurationError(f"{min(options)} is an option of a recipe's name, not of a Recipe")
+        self._worker.set_recipe(recipe if isinstance(recipe, Recipe) else build(recipe, options), overrides)
+
     # -- reports and checkpoints
 
     def statistics(self) -> Statistics:
@@ -156,7 +193,8 @@ class Compressor:
     def state_dict(self) -> dict[str, Any]:
         """Residuals, steps, price and counts: tensors and plain numbers, for ``torch.save``.
 
-        Residuals differ between ranks, so every rank saves its own.  Call it between steps.
+        Residuals differ between ranks, so every rank saves its own.  Raises ConfigurationError in the
+        middle of a step.
         """
         return self._worker.state()
 

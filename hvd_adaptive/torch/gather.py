@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..core import message
 from ..core.backend import Array
+from ..core.statistics import Traffic
 from .horovod import load
+
+Count = Callable[[Traffic], None]
 
 
 class Gather:
@@ -17,6 +20,12 @@ class Gather:
 
     A bucket leaves when its last tensor has been compressed, or when a result is wanted.  Names are
     ``tag`` and the bucket's number: the same on all ranks, whatever the order of their hooks.
+
+    Which messages have come by when a bucket leaves may differ between ranks: one whose parameter
+    was unused compresses it only when its optimizer steps, and that may be after a step of another
+    optimizer.  So what is sent begins with its contents (a number, then pairs of slot and length in
+    words), and a result is ready when it is complete; whatever is missing comes with the next round.
+    All ranks have then received the same, and so agree whether there is a next round.
     """
 
     def __init__(self, tag: str, buckets: Sequence[Sequence[int]], world_size: int, process_set: Any) -> None:
@@ -26,39 +35,51 @@ class Gather:
         self._bucket_of = {slot: number for number, bucket in enumerate(buckets) for slot in bucket}
         self._waiting: list[dict[int, Array]] = [{} for _ in buckets]
         self._sizes = [len(bucket) for bucket in buckets]
-        self._handles: list[Any] = [None] * len(buckets)
-        self._results: dict[int, Array] = {}
+        self._underway: list[tuple[Any, int] | None] = [None] * len(buckets)
+        self._received: dict[int, list[deque[Array]]] = {
+            slot: [deque() for _ in range(world_size)] for slot in self._bucket_of
+        }
 
-    def add(self, slot: int, words: Array) -> int:
-        """Hands over the message (int32, one-dimensional) of a tensor; the number of collectives that
-        this started."""
+    def add(self, slot: int, words: Array, count: Count) -> None:
+        """Hands over the message (int32, one-dimensional) of a tensor.
+
+        ``count`` is told of what is sent and received, here and in :meth:`result`.
+        """
         number = self._bucket_of[slot]
         self._waiting[number][slot] = words
-        if len(self._waiting[number]) < self._sizes[number]:
-            return 0
-        self._start(number)
-        return 1
+        if len(self._waiting[number]) == self._sizes[number]:
+            self._start(number, count)
 
-    def result(self, slot: int) -> Array:
+    def result(self, slot: int, count: Count) -> Array:
         """The messages of all ranks for a tensor, one after the other in rank order; waits for them."""
-        if slot not in self._results:
-            number = self._bucket_of[slot]
-            if self._handles[number] is None:
-                self._start(number)
-            self._finish(number)
-        return self._results.pop(slot)
+        number = self._bucket_of[slot]
+        while not all(self._received[slot]):
+            if self._underway[number] is None:
+                self._start(number, count)
+            self._finish(number, count)
+        return torch.cat([messages.popleft() for messages in self._received[slot]])
 
-    def _start(self, number: int) -> None:
-        waiting = self._waiting[number]
-        packed = torch.cat([waiting[slot] for slot in sorted(waiting)])
-        self._handles[number] = load().allgather_async(
-            packed, name=f"{self._tag}.{number}", process_set=self._process_set
-        )
+    def _start(self, number: int, count: Count) -> None:
+        waiting, self._waiting[number] = self._waiting[number], {}
+        slots = sorted(waiting)
+        contents = [len(slots), *(n for slot in slots for n in (slot, waiting[slot].numel()))]
+        device = waiting[slots[0]].device if slots else torch.device("cpu")
+        head = torch.tensor(contents, dtype=torch.int32, device=device)
+        packed = torch.cat([head, *(waiting[slot] for slot in slots)])
+        handle = load().allgather_async(packed, name=f"{self._tag}.{number}", process_set=self._process_set)
+        self._underway[number] = handle, packed.numel()
+        count(Traffic(bits_sent=32 * packed.numel(), messages=1))
 
-    def _finish(self, number: int) -> None:
-        slots = sorted(self._waiting[number])
-        gathered = load().synchronize(self._handles[number])
-        self._handles[number], self._waiting[number] = None, {}
-        parts = message.split(gathered, len(slots) * self._world_size)
-        for position, slot in enumerate(slots):
-            self._results[slot] = torch.cat(parts[position :: len(slots)])
+    def _finish(self, number: int, count: Count) -> None:
+        underway = self._underway[number]
+        assert underway is not None
+        handle, own = underway
+        self._underway[number] = None
+        rest = load().synchronize(handle)
+        count(Traffic(bits_received=32 * (rest.numel() - own)))
+        for rank in range(self._world_size):
+            end = 1 + 2 * int(rest[0])
+            contents, rest = rest[1:end].tolist(), rest[end:]
+            for slot, length in zip(contents[::2], contents[1::2], strict=True):
+                self._received[slot][rank].append(rest[:length])
+                rest = rest[length:]

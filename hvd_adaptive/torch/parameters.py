@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,9 @@ import torch
 
 from ..core.errors import ConfigurationError, UnknownTensorError
 from ..core.plans import check_names
+
+CALLERS = 2
+"""Calls from :meth:`Parameters.slot` up to Horovod: ``Compressor.compress`` is between."""
 
 
 class Parameters:
@@ -44,13 +48,16 @@ class Parameters:
             slot = (self._expected + offset) % count
             if self.tensors[slot].grad is gradient:
                 return self._found(slot)
-        for slot, parameter in enumerate(self.tensors):  # Horovod's sparse_as_dense makes a dense copy
+        # Horovod's sparse_as_dense makes a dense copy of the gradient of the parameter that it calls p.
+        # Values alone would not tell apart two embeddings of one shape whose gradients are equal.
+        caller = sys._getframe(CALLERS).f_locals.get("p")
+        for slot, parameter in enumerate(self.tensors):
             sparse = parameter.grad
             if (
-                sparse is not None
+                parameter is caller
+                and sparse is not None
                 and sparse.is_sparse
                 and sparse.shape == gradient.shape
-                and torch.equal(sparse.to_dense(), gradient)
             ):
                 return self._found(slot)
         raise UnknownTensorError(
