@@ -55,7 +55,7 @@ class Run:
 
 @pytest.fixture
 def horovodrun(tmp_path: Path) -> Callable[..., Run]:
-    """``horovodrun(function_or_script, *args, np=2, env=None, timeout=120, check=True, **kwargs) -> Run``.
+    """``horovodrun(function_or_script, *args, np=2, env=None, timeout=240, check=True, **kwargs) -> Run``.
 
     Args:
         function_or_script: a module-level function, called as ``function(*args, **kwargs)`` on every
@@ -71,7 +71,7 @@ def horovodrun(tmp_path: Path) -> Callable[..., Run]:
         *args: Any,
         np: int = 2,
         env: dict[str, str] | None = None,
-        timeout: float = 120,
+        timeout: float = 240,
         check: bool = True,
         **kwargs: Any,
     ) -> Run:
