@@ -38,10 +38,15 @@ def payload(family: Family, dimension: int, value_bits: float = 32) -> Payload:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """``losses``: (rounds + 1,), from the start.  ``sparsities``: (rounds, workers), T sent."""
+    """``losses``: (rounds + 1,), from the start.  ``sparsities``: (rounds, workers), the chosen T.
+
+    ``sent``: (rounds, workers), coordinates in the messages: T, or for the stochastic family what
+    was drawn.
+    """
 
     losses: Floats
     sparsities: Floats
+    sent: Floats
     reached: bool
 
     @property
@@ -50,7 +55,7 @@ class Trajectory:
 
     def charged(self, cost: CostModel) -> Floats:
         """(rounds + 1,): what a worker has spent so far, the mean over workers."""
-        spent = cost(self.sparsities).mean(axis=1)
+        spent = cost(self.sent).mean(axis=1)
         return np.concatenate(([0.0], np.cumsum(spent)))
 
 
@@ -74,7 +79,7 @@ class Run:
     def name(self) -> str:
         return f"T = {self.sparsity}" if self.rule == "fixed" else self.rule
 
-    def as_dict(self, points: int = 400) -> dict[str, Any]:
+    def as_dict(self, points: int = 200) -> dict[str, Any]:
         """Numbers and strings alone; the history thinned to about ``points`` rounds."""
         trajectory = self.trajectory
         rounds = trajectory.rounds
@@ -198,18 +203,29 @@ class Experiment:
         generator = np.random.default_rng(self.seed)
         smoothness = self.problem.smoothness.mean
         x = np.zeros(self.problem.dimension)
-        losses, sparsities = [self.problem.loss(x)], []
+        losses = [self.problem.loss(x)]
+        sparsities: list[list[float]] = []
+        sent: list[list[float]] = []
         while len(sparsities) < (cap or self.cap) and losses[-1] > target:
             gradients = self.problem.gradients(x)
             choices = [choose(g) for g in gradients]
-            move = np.zeros_like(x)
-            for g, choice in zip(gradients, choices, strict=True):
-                move += choice.step_scale * compressed(g, choice.sparsity, family, generator)
-            x = x - move / (smoothness * len(choices))
+            messages = [
+                compressed(g, choice.sparsity, family, generator)
+                for g, choice in zip(gradients, choices, strict=True)
+            ]
+            moves = [choice.step_scale * q for choice, q in zip(choices, messages, strict=True)]
+            x = x - np.mean(moves, axis=0) / smoothness
             losses.append(self.problem.loss(x))
-            sparsities.append([float(choice.sparsity) for choice in choices])
-        rounds = np.array(sparsities).reshape(-1, self.problem.workers)
-        return Trajectory(np.array(losses), rounds, bool(losses[-1] <= target))
+            sparsities.append([choice.sparsity for choice in choices])
+            drawn = [float(np.count_nonzero(q)) for q in messages]
+            sent.append(drawn if family == "stochastic" else sparsities[-1])
+        shape = (-1, self.problem.workers)
+        return Trajectory(
+            np.array(losses),
+            np.array(sparsities, dtype=np.float64).reshape(shape),
+            np.array(sent, dtype=np.float64).reshape(shape),
+            bool(losses[-1] <= target),
+        )
 
     def _at(self, sparsity: int, family: Family = "sparsify") -> Callable[[Floats], Choice]:
         cost = payload(family, self.problem.dimension)
@@ -232,8 +248,9 @@ class Comparison:
     unit: str
     tuned: Run
     best_fixed: Run | None
-    """The cheapest fixed T below d that reached the target, T = d where none did."""
+    """The cheapest fixed T that reached the target."""
     dense: Run | None
+    """Fixed T = d, where it was run."""
     dynamic: Run | None
     full: Run
 
