@@ -104,9 +104,7 @@ def test_another_missing_module_is_a_bug_and_stays_one(command):
 
 
 def test_our_errors_are_sentences(command):
-    answer = command(
-        at_call="import hvd_adaptive.core.errors as e; raise e.ConfigurationError('ratio is 2')"
-    )
+    answer = command(at_call="import hvd_adaptive.core.errors as e; raise e.ConfigurationError('ratio is 2')")
     assert answer.exit_code == 1 and answer.output.strip() == "Error: ratio is 2"
 
 
