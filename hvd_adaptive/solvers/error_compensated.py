@@ -80,7 +80,7 @@ class ErrorCompensated(Method):
             rows = draw_batches(problem, network, self.batch)
             estimate = problem.batch_gradients(x, rows)
             if self.p is not None:
-                estimate = estimate - _at_own_points(problem, anchors, rows) + anchor_gradient
+                estimate = estimate - problem.batch_gradients(anchors, rows) + anchor_gradient
                 renewed = np.array([generator.random() < self.p for generator in network.generators])
                 if renewed.any():
                     anchors = np.where(renewed[:, None], x, anchors)
@@ -99,15 +99,3 @@ class ErrorCompensated(Method):
 
     def cautious(self) -> ErrorCompensated:
         return dataclasses.replace(self, gamma=self.gamma / 2)
-
-
-def _at_own_points(problem: Problem, points: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
-    """Mini-batch gradients where every worker has its own point; equal points are treated at once."""
-    found = np.empty_like(points)
-    left = np.ones(len(points), np.bool_)
-    while left.any():
-        first = int(np.argmax(left))
-        alike = left & (points == points[first]).all(axis=1)
-        found[alike] = problem.batch_gradients(points[first], rows)[alike]
-        left &= ~alike
-    return found

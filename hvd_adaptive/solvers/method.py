@@ -27,7 +27,7 @@ class Problem(Protocol):
         """(workers here, d): the gradient of each worker's f at x."""
 
     def batch_gradients(self, x: np.ndarray, batches: Sequence[np.ndarray]) -> np.ndarray:
-        """The same, estimated from the given rows of each shard."""
+        """The same, estimated from the given rows of each shard; x may hold a point per worker."""
 
     def prox(self, v: np.ndarray, step: float) -> np.ndarray:
         """The proximal step of the part that every worker knows."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,14 @@ class Network(ABC):
         """(ranks here, ...) -> (size, ...), exact float64, not counted as communication."""
 
     @abstractmethod
+    def gather_objects(self, objects: list[Any]) -> list[Any]:
+        """One object per rank here -> one per worker, in rank order."""
+
+    @abstractmethod
+    def agree(self, **settings: float) -> None:
+        """Raise :class:`SettingsMismatchError` on every rank where a number differs between ranks."""
+
+    @abstractmethod
     def _exchange(self, compressor: Compressor, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         """Decoded rows of the ranks here, decoded rows of all, and the bits that all sent."""
 
@@ -68,6 +77,12 @@ class Cluster(Network):
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(rows, dtype=np.float64)
+
+    def gather_objects(self, objects: list[Any]) -> list[Any]:
+        return objects
+
+    def agree(self, **settings: float) -> None:
+        """One process has one set of settings."""
 
     def _exchange(self, compressor: Compressor, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         decoded, bits = compressor.rows(rows, self.generators)

@@ -60,6 +60,7 @@ class LinearModel(ABC):
     features: (rows, d) matrix, anything that ``scipy.sparse.csr_matrix`` takes.
     targets: (rows,).
     l2, l1: non-negative weights of the regularisers.
+    unpenalised: so many of the last coordinates (an intercept) carry no regulariser.
     workers: how many shards the rows are dealt to, in order; or the (workers + 1,) row offsets.
     total_rows, total_workers: N and n where this object holds only some of the workers' rows
         (one Horovod rank holds one shard); they default to what is here.
@@ -77,6 +78,7 @@ class LinearModel(ABC):
         l2: float = 0.0,
         l1: float = 0.0,
         workers: int | Sequence[int] = 1,
+        unpenalised: int = 0,
         total_rows: int | None = None,
         total_workers: int | None = None,
     ) -> None:
@@ -89,6 +91,10 @@ class LinearModel(ABC):
         self.total_rows = self.rows if total_rows is None else total_rows
         self.total_workers = self.workers if total_workers is None else total_workers
         self.l1, self.l2 = float(l1), float(l2)
+        self.unpenalised = unpenalised
+        self.penalised = np.ones(self.dimension)
+        self.penalised[self.dimension - unpenalised :] = 0.0
+        self._l2: float | np.ndarray = self.l2 * self.penalised if unpenalised else self.l2
         self._check()
         self.row_weight = self.total_workers / self.total_rows
         self._transpose = self._per_worker_transpose()
@@ -141,7 +147,8 @@ class LinearModel(ABC):
         return np.array(parts) / self.total_rows
 
     def regulariser(self, x: np.ndarray) -> float:
-        return 0.5 * self.l2 * float(np.sum(x * x)) + self.l1 * float(np.sum(np.abs(x)))
+        inside = x * self.penalised
+        return 0.5 * self.l2 * float(np.sum(inside * inside)) + self.l1 * float(np.sum(np.abs(inside)))
 
     def gradients(self, x: np.ndarray) -> np.ndarray:
         """(workers, d): the gradient of each f^(tau) at x."""
@@ -149,7 +156,7 @@ class LinearModel(ABC):
         slopes *= self.row_weight
         out: np.ndarray = (self._transpose @ slopes).reshape(self.workers, self.dimension)
         if self.l2:
-            out += self.l2 * x
+            out += self._l2 * x
         return out
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
@@ -159,31 +166,35 @@ class LinearModel(ABC):
     def batch_gradients(self, x: np.ndarray, batches: Sequence[np.ndarray]) -> np.ndarray:
         """(workers, d): unbiased estimates of :meth:`gradients` from rows of each shard.
 
-        ``batches[tau]`` holds row numbers within shard tau, repeats allowed.
+        ``x``: (d,), or (workers, d) for a point per worker.  ``batches[tau]``: row numbers within
+        shard tau, repeats allowed.
         """
         sizes = np.array([len(batch) for batch in batches])
         rows = np.concatenate([self.offsets[tau] + batch for tau, batch in enumerate(batches)])
         part = self.features[rows]
-        shard_sizes = np.diff(self.offsets)
-        weights = np.repeat(self.row_weight * shard_sizes / sizes, sizes)
-        slopes = self.slopes(part @ x, self.targets[rows]) * weights
-        owner = np.repeat(np.repeat(np.arange(self.workers), sizes), np.diff(part.indptr))
-        terms = part.data * np.repeat(slopes, np.diff(part.indptr))
-        flat = np.bincount(owner * self.dimension + part.indices, terms, self.workers * self.dimension)
-        return flat.reshape(self.workers, self.dimension) + self.l2 * x
+        lengths = np.diff(part.indptr)
+        row = np.repeat(np.arange(rows.size), lengths)
+        owner = np.repeat(np.arange(self.workers), sizes)[row]
+        points = x[part.indices] if x.ndim == 1 else x[owner, part.indices]
+        margins = np.bincount(row, part.data * points, rows.size)
+        weights = np.repeat(self.row_weight * np.diff(self.offsets) / sizes, sizes)
+        slopes = self.slopes(margins, self.targets[rows]) * weights
+        cell = owner * self.dimension + part.indices
+        flat = np.bincount(cell, part.data * slopes[row], self.workers * self.dimension)
+        return flat.reshape(self.workers, self.dimension) + self._l2 * x
 
     def prox(self, v: np.ndarray, step: float) -> np.ndarray:
         """argmin over u of ``l1 ||u||_1 + ||u - v||^2 / (2 step)``: soft thresholding."""
         if not self.l1:
             return v
-        return np.sign(v) * np.maximum(np.abs(v) - step * self.l1, 0.0)
+        return np.sign(v) * np.maximum(np.abs(v) - step * self.l1 * self.penalised, 0.0)
 
     def shard(self, worker: int) -> LinearModel:
         """The problem as the worker of that number holds it alone."""
         start, stop = self.offsets[worker], self.offsets[worker + 1]
         return type(self)(
             self.features[start:stop], self.targets[start:stop], self.l2, self.l1,
-            total_rows=self.total_rows, total_workers=self.total_workers,
+            unpenalised=self.unpenalised, total_rows=self.total_rows, total_workers=self.total_workers,
         )  # fmt: skip
 
     # -- constants
@@ -275,22 +286,24 @@ def smoothness(
     d = problem.dimension
     if d <= _GRAM_LIMIT:
         gram = np.stack([mean(problem.gram_products(unit)) for unit in np.eye(d)])
-        eigenvalues = np.linalg.eigvalsh(0.5 * (gram + gram.T))
-        top, bottom = float(eigenvalues[-1]), max(float(eigenvalues[0]), 0.0)
-        bottom = bottom if bottom > 1e-12 * top else 0.0
+        gram = 0.5 * (gram + gram.T)
+        top = float(np.linalg.eigvalsh(gram)[-1])
+        hessian = problem.strong_curvature * gram + np.diag(problem.l2 * problem.penalised)
+        strong = float(np.linalg.eigvalsh(hessian)[0])
+        strong = strong if strong > 1e-12 * top else 0.0
     else:
         operator = spla.LinearOperator(
             (d, d), matvec=lambda v: mean(problem.gram_products(v)), dtype=np.float64
         )
         start = np.ones(d)
         top = float(spla.eigsh(operator, k=1, which="LM", v0=start, return_eigenvectors=False)[0])
-        bottom = 0.0  # a safe bound: the regulariser alone
+        strong = 0.0 if problem.unpenalised else problem.l2  # a safe bound: the regulariser alone
     l2 = problem.l2
     return Smoothness(
         mean=_outward(problem.curvature * top + l2),
         worker=_outward(problem.curvature * float(gather(problem.worker_spectra()).max()) + l2),
         row=_outward(problem.curvature * float(gather(problem.row_spectra()).max()) + l2),
-        strong=_outward(problem.strong_curvature * bottom + l2, up=False),
+        strong=_outward(strong, up=False),
     )
 
 
@@ -317,7 +330,7 @@ def _minimise(problem: LinearModel, iterations: int = 200) -> np.ndarray:
     l1: accelerated proximal gradient finds the signs, Newton on the support then gives the
     last digits; the pair repeats until the optimality conditions hold to rounding.
     """
-    if problem.strong_curvature == 0 and problem.l2 == 0:
+    if problem.strong_curvature == 0 and problem.l2 == 0 and not problem.unpenalised:
         raise ConfigurationError("l2=0 leaves logistic regression without a unique minimiser; give l2 > 0")
     x = np.zeros(problem.dimension)
     for _ in range(iterations if problem.l1 else 1):
@@ -335,7 +348,7 @@ def _newton(problem: LinearModel, x: np.ndarray, signs: np.ndarray | None) -> np
     free = np.arange(problem.dimension) if signs is None else np.flatnonzero(signs)
     if free.size == 0:
         return x
-    bias = problem.l1 * signs[free] if signs is not None else 0.0
+    bias = problem.l1 * (signs * problem.penalised)[free] if signs is not None else 0.0
     best, value = x, problem.loss(x)
     for _ in range(100):
         slope = problem.gradient(best)[free] + bias
@@ -364,13 +377,13 @@ def _solve(problem: LinearModel, x: np.ndarray, free: np.ndarray, slope: np.ndar
         part = problem.features if free.size == problem.dimension else problem.features[:, free]
         weights = problem.curvatures(problem.features @ x, problem.targets) / problem.total_rows
         hessian = (part.T @ sp.diags(weights) @ part).toarray()
-        hessian[np.diag_indices(free.size)] += problem.l2
+        hessian[np.diag_indices(free.size)] += problem.l2 * problem.penalised[free]
         return np.asarray(scipy.linalg.lstsq(hessian, slope)[0])
     part = problem.features[:, free]
     weights = problem.curvatures(problem.features @ x, problem.targets) / problem.total_rows
     operator = spla.LinearOperator(
         (free.size, free.size),
-        matvec=lambda v: part.T @ (weights * (part @ v)) + problem.l2 * v,
+        matvec=lambda v: part.T @ (weights * (part @ v)) + problem.l2 * problem.penalised[free] * v,
         dtype=np.float64,
     )
     return np.asarray(spla.cg(operator, slope, rtol=1e-12, maxiter=5000)[0])
@@ -395,5 +408,7 @@ def _is_optimal(problem: LinearModel, x: np.ndarray) -> bool:
     slope = problem.gradient(x)
     tolerance = 1e-10 * (problem.l1 + np.abs(slope).max())
     active = x != 0
-    flat = np.abs(slope[~active]) <= problem.l1 + tolerance
-    return bool(flat.all() and (np.abs(slope[active] + problem.l1 * np.sign(x[active])) <= tolerance).all())
+    pull = problem.l1 * problem.penalised
+    flat = np.abs(slope) <= pull + tolerance
+    level = np.abs(slope + pull * np.sign(x)) <= tolerance
+    return bool(np.where(active, level, flat).all())

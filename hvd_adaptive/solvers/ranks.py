@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import sys
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,11 @@ class HorovodRanks(Network):
         rows = np.ascontiguousarray(rows, dtype=np.float64)
         return self._allgather(rows, "exact").reshape(self.size, *rows.shape[1:])
 
+    def gather_objects(self, objects: list[Any]) -> list[Any]:
+        found: list[Any] = self._hvd.allgather_object(objects[0], name=f"{self._tag}.objects")
+        return found
+
     def agree(self, **settings: float) -> None:
-        """Raise :class:`SettingsMismatchError` on every rank where a number differs between ranks."""
         for name, values in zip(
             settings, self.gather(np.array([list(settings.values())], dtype=np.float64)).T, strict=True
         ):
@@ -62,6 +66,12 @@ class HorovodRanks(Network):
     def _allgather(self, array: np.ndarray, purpose: str) -> np.ndarray:
         found: np.ndarray = self._hvd.allgather(self._tensor(array), name=f"{self._tag}.{purpose}").numpy()
         return found
+
+
+def launched() -> bool:
+    """Whether this process has initialised Horovod through torch or TensorFlow, with several ranks."""
+    loaded = [sys.modules[name] for name in map("horovod.{}".format, _FRAMEWORKS) if name in sys.modules]
+    return any(hvd.is_initialized() and hvd.size() > 1 for hvd in loaded)
 
 
 def _collectives(framework: str | None) -> tuple[Any, Any]:

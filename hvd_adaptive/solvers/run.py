@@ -73,10 +73,12 @@ def run(
     x: np.ndarray | None = None,
     stop: Callable[[History], bool] = lambda history: False,
     rescue: bool = True,
+    finished: Callable[[Any], bool] = lambda state: False,
 ) -> Result:
     """At most ``rounds`` rounds from ``x`` (zeros by default).
 
     stop: called after every measurement.
+    finished: called with the state after every round; it must say the same on all workers.
     rescue: where the objective stops being finite or exceeds four times its value at the start,
         begin anew at the best point with halved steps (L1 doubled), with a
         :class:`DivergenceWarning`; False: end there with ``history.diverged``.
@@ -93,7 +95,8 @@ def run(
         due = 1
         for count in range(1, rounds + 1):
             state = method.step(problem, network, state)
-            if count < due and count < rounds:
+            done = finished(state)
+            if count < due and count < rounds and not done:
                 continue
             due = count + measure_after(count)
             answer = method.solution(state)
@@ -119,7 +122,7 @@ def run(
             elif value < best:
                 x, best = answer, value
             _record(history, count, network, value)
-            if stop(history):
+            if done or stop(history):
                 break
     return Result(x, history, method, state)
 

@@ -50,8 +50,9 @@ def test_the_constructed_problem_has_its_condition_number():
 
 
 COMPRESSORS = [
-    TopK(2), TopK(2, "bfloat16"), RandK(3), SignTopK(4), Dithering(3), Natural(), adaptive(D, 60.0), Identity(),
-]  # fmt: skip
+    *(TopK(2), TopK(2, "bfloat16"), RandK(3), SignTopK(4)),
+    *(Dithering(3), Natural(), adaptive(D, 60.0), Identity()),
+]
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)

@@ -56,6 +56,9 @@ def test_batches_of_all_rows_equal_the_full_gradient_and_repeats_count_twice():
     ones = [problem.batch_gradients(x, [np.full(1, i)] * 3) for i in range(min(sizes))]
     pair = problem.batch_gradients(x, [np.array([0, 1, 1])] * 3)
     np.testing.assert_allclose(pair, (ones[0] + 2 * ones[1]) / 3, rtol=1e-12)
+    own = problem.batch_gradients(np.stack([x, 2 * x, x]), [np.arange(4)] * 3)
+    np.testing.assert_array_equal(own[[0, 2]], problem.batch_gradients(x, [np.arange(4)] * 3)[[0, 2]])
+    np.testing.assert_array_equal(own[1], problem.batch_gradients(2 * x, [np.arange(4)] * 3)[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
