@@ -8,7 +8,8 @@ cached on disk; they release the interpreter's lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,17 @@ SOUND, WRONG_COUNT, WRONG_SIZE, BEYOND = 0, 1, 2, 3
 def host(b: Backend, x: Array) -> np.ndarray[Any, Any] | None:
     """``x`` as a NumPy array for the kernels, or None where they cannot serve it."""
     return b.host(x) if AVAILABLE else None
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Within, the primitives run in place of the kernels: for tests and comparisons."""
+    global AVAILABLE
+    before, AVAILABLE = AVAILABLE, False
+    try:
+        yield
+    finally:
+        AVAILABLE = before
 
 
 def jit(function: Callable[..., Any]) -> Any:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from . import bits, hashing, kernels
 from .backend import Array, Backend, backend_of
 from .errors import ConfigurationError, MessageError
+from .numpy_backend import NUMPY
 from .values import BY_NUMBER, ValueKind, value_kind
 
 MAGIC = 0xADA1
@@ -75,29 +76,34 @@ def encode(indices: Array, values: Array, dimension: int, kind: str = "fp32", *,
         ConfigurationError: ``kind`` is unknown or ``dimension`` too large.
         MessageError: the indices do not ascend or leave their range.
     """
-    b = backend_of(values)
     if not 0 <= dimension <= MAX_DIMENSION:
         raise ConfigurationError(f"dimension={dimension} must be between 0 and {MAX_DIMENSION}")
+    b, leave, indices, values = _enter(indices, _float32(values))
     planes = bits.encode_indices(b, b.cast(indices, "int64"), dimension)
-    return _seal(b, planes, values, dimension, value_kind(kind), pad)
+    return leave(_seal(b, planes, values, dimension, value_kind(kind), pad))
 
 
 def encode_dense(values: Array, kind: str = "fp32", *, pad: bool = True) -> Array:
     """The message of all elements of ``values``, float32[d], without index bits."""
-    b = backend_of(values)
+    b, leave, values = _enter(_float32(values))
     nothing = b.zeros(0, "int32", values)
     planes = bits.Planes(bits.DENSE, 0, nothing, nothing)
-    return _seal(b, planes, values, b.length(values), value_kind(kind), pad)
+    return leave(_seal(b, planes, values, b.length(values), value_kind(kind), pad))
 
 
 def decoded_values(values: Array, kind: str = "fp32") -> Array:
-    """What a receiver of ``values`` will hold, float32[k], bit for bit; error feedback needs it."""
-    b = backend_of(values)
-    return value_kind(kind).reconstruct(b, b.cast(values, "float32"))
+    """What a receiver of ``values`` will hold, float32[k], bit for bit; error feedback needs it.
+
+    For ``fp32`` these are ``values`` themselves.
+    """
+    b, leave, values = _enter(_float32(values))
+    return leave(value_kind(kind).reconstruct(b, values))
 
 
 def decode(words: Array, dimension: int | None = None, kind: str | None = None) -> tuple[Array, Array]:
     """``(indices, values)`` of one message: int64[k], ascending, and float32[k].
+
+    The values may lie in the memory of ``words``.
 
     Args:
         words: int32, exactly one message.
@@ -108,21 +114,14 @@ def decode(words: Array, dimension: int | None = None, kind: str | None = None) 
         MessageError: the message is truncated, corrupt, of another version, or not what was asked for;
             found before anything is allocated that the length of ``words`` and the dimension do not bound.
     """
-    b = backend_of(words)
+    b, leave, words = _enter(words)
     words, header = _open(b, words, dimension, kind)
     indices = b.cond(
         header.code == bits.DENSE,
         lambda: b.arange(header.count, words),
         lambda: _indices(b, words, header),
     )
-    return indices, _values(b, words, header)
-
-
-def check(words: Array, dimension: int | None = None, kind: str | None = None) -> Array:
-    """``words``, if they are one sound message; else MessageError, as :func:`decode`."""
-    b = backend_of(words)
-    indices, _ = decode(words, dimension, kind)
-    return b.check(b.length(indices) >= 0, "cannot happen", words)
+    return leave(indices), leave(_values(b, words, header))
 
 
 def split(words: Array, count: int) -> list[Array]:
@@ -130,26 +129,8 @@ def split(words: Array, count: int) -> list[Array]:
 
     Raises MessageError where the lengths in their headers do not add up; the contents are not read.
     """
-    b = backend_of(words)
-    if b.dtype(words) != "int32":
-        raise MessageError(f"messages are int32 words, not {b.dtype(words)}")
-    parts = []
-    for rank in range(count):
-        left = b.length(words)
-        words = b.check(left >= HEADER_WORDS, f"message {rank} of {count} is cut off in its header", words)
-        total = _fields(b, words)[2]
-        words = b.check(
-            (total >= HEADER_WORDS) & (total <= left),
-            f"message {rank} of {count} states a length that does not fit what was received",
-            words,
-        )
-        total = _fields(b, words)[2]
-        parts.append(words[:total])
-        words = words[total:]
-    if parts:
-        complete = b.length(words) == 0
-        parts[-1] = b.check(complete, f"data is left after the last of {count} messages", parts[-1])
-    return parts
+    b, leave, words = _enter(words)
+    return [leave(part) for part in _split(b, words, count)]
 
 
 def accumulate(words: Array, count: int, dimension: int, kind: str | None = None) -> Array:
@@ -158,25 +139,63 @@ def accumulate(words: Array, count: int, dimension: int, kind: str | None = None
     They are added in the order in which they stand, so all ranks compute the same bits.  Raises
     MessageError as :func:`split` and :func:`decode`.
     """
-    b = backend_of(words)
+    b, leave, words = _enter(words)
     total = b.zeros(dimension, "float32", words)
-    for message in split(words, count):
+    for message in _split(b, words, count):
         total = _add(b, total, *_open(b, message, dimension, kind))
-    return total
+    return leave(total)
 
 
-def size(words: Array) -> Size:
-    """The size of the first message in ``words``, which must be sound."""
+def size(words: Array, kind: str | None = None) -> Size:
+    """The size of the first message in ``words``, which must be sound; ``kind`` as for :func:`decode`."""
     b = backend_of(words)
     fields = _fields(b, words)
-    kind = BY_NUMBER[fields[1] // 16 % 16]
-    return Size(32 * (HEADER_WORDS + fields[6] + fields[7] + kind.words(fields[3])), 32 * fields[2])
+    form = BY_NUMBER[fields[1] // 16 % 16] if kind is None else value_kind(kind)
+    return Size(32 * (HEADER_WORDS + fields[6] + fields[7] + form.words(fields[3])), 32 * fields[2])
+
+
+def _float32(values: Array) -> Array:
+    return backend_of(values).cast(values, "float32")
+
+
+def _enter(*arrays: Array) -> Any:
+    """``(backend, leave, *arrays)``: NumPy arrays where the kernels can work on the arrays' memory, and
+    the function that takes results back."""
+    like = arrays[-1]
+    b = backend_of(like)
+    found = [kernels.host(b, x) for x in arrays]
+    if any(array is None for array in found):
+        return b, lambda x: x, *arrays
+    return NUMPY, lambda x: b.from_host(x, like), *found
+
+
+def _split(b: Backend, words: Array, count: int) -> list[Array]:
+    if b.dtype(words) != "int32":
+        raise MessageError(f"messages are int32 words, not {b.dtype(words)}")
+    parts = []
+    for rank in range(count):
+        left = b.length(words)
+        words = b.check(left >= HEADER_WORDS, f"message {rank} of {count} is cut off in its header", words)
+        fields = _fields(b, words)
+        total = fields[2]
+        words = b.check(
+            (total >= HEADER_WORDS) & (total <= left),
+            f"message {rank} of {count} states a length that does not fit what was received",
+            words,
+        )
+        total = _settled(b, words, fields)[2]
+        parts.append(words[:total])
+        words = words[total:]
+    if parts:
+        complete = b.length(words) == 0
+        parts[-1] = b.check(complete, f"data is left after the last of {count} messages", parts[-1])
+    return parts
 
 
 def _seal(
     b: Backend, planes: bits.Planes, values: Array, dimension: Any, kind: ValueKind, pad: bool
 ) -> Array:
-    payload = kind.encode(b, b.cast(values, "float32"))
+    payload = kind.encode(b, values)
     low_words, unary_words = b.length(planes.low), b.length(planes.unary)
     used = HEADER_WORDS + low_words + unary_words + b.length(payload)
     total = _on_grid(b, used) if pad else (used + 1) // 2 * 2
@@ -208,6 +227,11 @@ def _on_grid(b: Backend, words: Any) -> Any:
 
 def _fields(b: Backend, words: Array) -> list[Any]:
     return b.items(bits.from_words(b, words[:HEADER_WORDS]), HEADER_WORDS)
+
+
+def _settled(b: Backend, words: Array, fields: list[Any]) -> list[Any]:
+    """The fields, from words that passed the checks: in a graph what is read from them waits for these."""
+    return fields if isinstance(fields[2], int) else _fields(b, words)
 
 
 def _open(b: Backend, words: Array, dimension: int | None, kind: str | None) -> tuple[Array, Header]:
@@ -255,7 +279,7 @@ def _open(b: Backend, words: Array, dimension: int | None, kind: str | None) -> 
         & ((header.dimension < 1 << 31) | (header.code != bits.GOLOMB))
     )
     words = b.check(sound, "the message is corrupt (its header contradicts itself)", words)
-    return words, _header(_fields(b, words), form)  # read again, so that a graph waits for the checks
+    return words, _header(_settled(b, words, fields), form)
 
 
 def _header(fields: list[Any], kind: ValueKind) -> Header:

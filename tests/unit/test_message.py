@@ -1,13 +1,14 @@
 """The wire message: round trips, equal bits on every backend, sizes, sums, and refusals."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_adaptive.core import message
+from hvd_adaptive.core import kernels, message
 from hvd_adaptive.core.errors import ConfigurationError, MessageError
 from hvd_adaptive.core.values import KINDS
 
@@ -46,11 +47,15 @@ def test_round_trip_and_equal_bits(case, kind, pad):
     np.testing.assert_array_equal(got_indices, indices)
     np.testing.assert_array_equal(bits_of(got_values), bits_of(message.decoded_values(values, kind)))
 
-    from_torch = message.encode(torch.from_numpy(indices), torch.from_numpy(values), dimension, kind, pad=pad)
-    np.testing.assert_array_equal(from_torch.numpy(), words)
-    got_indices, got_values = message.decode(torch.from_numpy(words), dimension, kind)
-    np.testing.assert_array_equal(got_indices.numpy(), indices)
-    np.testing.assert_array_equal(bits_of(got_values), bits_of(message.decoded_values(values, kind)))
+    for compiled in (True, False):
+        with nullcontext() if compiled else kernels.disabled():
+            tensors = torch.from_numpy(indices), torch.from_numpy(values)
+            np.testing.assert_array_equal(message.encode(*tensors, dimension, kind, pad=pad).numpy(), words)
+            got_indices, got_values = message.decode(torch.from_numpy(words), dimension, kind)
+            np.testing.assert_array_equal(got_indices.numpy(), indices)
+            expected = message.decoded_values(tensors[1], kind)
+            np.testing.assert_array_equal(bits_of(got_values), bits_of(expected))
+            np.testing.assert_array_equal(message.encode(indices, values, dimension, kind, pad=pad), words)
 
 
 @given(st.lists(sparse(most=1000), min_size=1, max_size=4), KIND, st.integers(0, 2**32))
@@ -68,8 +73,10 @@ def test_accumulate_adds_in_rank_order(cases, kind, seed):
     for part, again in zip(parts, message.split(words, len(parts)), strict=True):
         np.testing.assert_array_equal(part, again)
     np.testing.assert_array_equal(message.accumulate(words, len(parts), dimension), expected)
-    got = message.accumulate(torch.from_numpy(words), len(parts), dimension)
-    np.testing.assert_array_equal(got.numpy(), expected)
+    for compiled in (True, False):
+        with nullcontext() if compiled else kernels.disabled():
+            got = message.accumulate(torch.from_numpy(words), len(parts), dimension)
+        np.testing.assert_array_equal(got.numpy(), expected)
 
 
 def entropy(dimension, count):
@@ -89,6 +96,41 @@ def test_size_is_within_a_tenth_of_the_entropy(kind, ratio):
     # The header and the scales are the price of a message, not of a coordinate.
     bits = 32 * (len(words) - message.HEADER_WORDS - KINDS[kind].scale_words)
     assert bits <= 1.10 * count * (entropy(dimension, count) + KINDS[kind].bits)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize(
+    "rows, width, inside", [(500, 512, 0.2), (500, 512, 1.0), (60, 64, 0.9), (4000, 300, 0.4)]
+)
+def test_size_of_clusters_is_below_that_of_scattered_coordinates(kind, rows, width, inside):
+    """Rows of an embedding, of which some coordinates each are sent."""
+    dimension = 5_000_000
+    rng = np.random.default_rng(1)
+    first = np.sort(rng.choice(dimension // width, rows, replace=False)) * width
+    indices = (first[:, None] + np.arange(width))[rng.random((rows, width)) < inside]
+    count = len(indices)
+    words = message.encode(indices, rng.standard_normal(count).astype(np.float32), dimension, kind, pad=False)
+    bits = 32 * (len(words) - message.HEADER_WORDS - KINDS[kind].scale_words)
+    assert bits <= count * (entropy(dimension, count) + KINDS[kind].bits)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_types_of_values_are_converted(dtype):
+    values = torch.tensor([1.5, -3.0, 1e-3]).to(getattr(torch, dtype))
+    _, got = message.decode(message.encode(torch.arange(3), values, 9), 9)
+    assert got.dtype == torch.float32
+    np.testing.assert_array_equal(got.numpy(), values.to(torch.float32).numpy())
+    np.testing.assert_array_equal(message.decoded_values(values).numpy(), got.numpy())
+
+
+def test_arguments_are_left_alone():
+    indices, values = np.array([1, 4]), np.array([1.0, -2.0], np.float32)
+    words = message.encode(indices, values, 6, "int4")
+    copies = indices.copy(), values.copy(), words.copy()
+    message.accumulate(np.concatenate([words, words]), 2, 6)
+    message.decode(words)
+    for array, copy in zip((indices, values, words), copies, strict=True):
+        np.testing.assert_array_equal(array, copy)
 
 
 def test_empty_and_full_messages():
