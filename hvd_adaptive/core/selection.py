@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import hashing
+from . import hashing, kernels, scan
 from .backend import Array, Backend
 
 SAMPLE = 1 << 14
@@ -22,25 +22,56 @@ def above(b: Backend, x: Array, threshold: Array) -> Array:
 
     ``x``: float32, d > 0 elements.  ``threshold``: float32 scalar, not negative.
     """
-    magnitude = b.abs(x)
-    threshold = b.minimum(threshold, b.max(magnitude))
-    return b.nonzero((magnitude >= threshold) & (magnitude > 0))
+    found = _at_least(b, x, threshold)
+    some = b.constant(b.length(found), "int64", x) > 0
+    return b.cond(some, lambda: found, lambda: _at_least(b, x, b.max(b.abs(x))))
 
 
 def largest(b: Backend, x: Array, count: Any) -> Array:
     """Indices of the ``count`` largest magnitudes, exactly; among equals the lowest index wins.
 
-    ``count``: 1 .. d, a number or an integer scalar array.
+    A threshold that a sample says is low enough leaves few candidates, whose order is then exact; if
+    it was too high after all, every coordinate is a candidate.  ``count``: 1 .. d, a number or an
+    integer scalar array.
     """
+    dimension = int(x.shape[0])
+    everything = _at_least(b, x, b.constant(0.0, "float32", x)) if dimension <= SAMPLE else None
+    if everything is not None:
+        return _best(b, x, everything, count)
+    expected = b.cast(b.constant(count, "float32", x), "float32") * (SAMPLE / dimension)
+    rank = b.cast(expected + 4 * b.sqrt(expected) + 8, "int64")
+    rank = b.minimum(rank, b.constant(SAMPLE, "int64", x))
+    candidates = _at_least(b, x, b.kth_largest(b.abs(sample(b, x)), rank))
+    enough = b.constant(b.length(candidates), "int64", x) >= count
+    return b.cond(
+        enough,
+        lambda: _best(b, x, candidates, count),
+        lambda: _best(b, x, _at_least(b, x, b.constant(0.0, "float32", x)), count),
+    )
+
+
+def _at_least(b: Backend, x: Array, threshold: Array) -> Array:
+    host = kernels.host(b, x)
+    if host is not None:
+        return b.from_host(scan.at_least(host, float(threshold)), x)
     magnitude = b.abs(x)
-    threshold = b.kth_largest(magnitude, count)
-    candidates = b.nonzero((magnitude >= threshold) & (magnitude > 0))
-    chosen = b.take(magnitude, candidates)
-    tie = chosen == threshold
-    ties = b.cumsum(b.cast(tie, "int64"))
-    greater = b.length(candidates) - b.sum(b.cast(tie, "int64"))
-    kept = b.nonzero((chosen > threshold) | (ties <= b.cast(count - greater, "int64")))
-    return b.take(candidates, kept)
+    return b.nonzero((magnitude >= threshold) & (magnitude > 0))
+
+
+def _best(b: Backend, x: Array, candidates: Array, count: Any) -> Array:
+    """Those of ``candidates`` (ascending) with the ``count`` largest magnitudes; all if they are fewer."""
+    magnitude = b.abs(b.take(x, candidates))
+    size = b.constant(b.length(candidates), "int64", x)
+    few = size <= b.cast(b.constant(count, "int64", x), "int64")
+
+    def chosen() -> Array:
+        threshold = b.kth_largest(magnitude, count)
+        tie = b.cast(magnitude == threshold, "int64")
+        room = b.cast(b.constant(count, "int64", x), "int64") - b.sum(b.cast(magnitude > threshold, "int64"))
+        kept = b.nonzero((magnitude > threshold) | ((tie > 0) & (b.cumsum(tie) <= room)))
+        return b.take(candidates, kept)
+
+    return b.cond(few, lambda: candidates, chosen)
 
 
 def sample(b: Backend, x: Array) -> Array:

@@ -1,0 +1,146 @@
+"""Passes over all coordinates of a tensor in the host's memory, compiled and on several threads.
+
+As in :mod:`hvd_adaptive.core.kernels`, the primitives compute the same bits.  A float32 magnitude is
+compared by its bits: for numbers that are not NaN their order as integers is the order of the
+magnitudes, and integer loops vectorise.  Blocks without a coordinate to keep take no branch inside.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .kernels import jit
+
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITE = np.uint32(0x7F800000)
+_BLOCK, _PART = 64, 16
+_CACHED = 1 << 13
+_CHUNK = 1 << 20  # coordinates below which a second thread does not pay
+
+Floats = Any
+Bits = Any
+
+
+@jit
+def _add(x: Floats, y: Floats) -> None:
+    for i in range(len(x)):
+        x[i] += y[i]
+
+
+@jit
+def _greatest(x: Bits) -> Any:
+    most = np.uint32(0)
+    for i in range(len(x)):
+        most = max(most, x[i] & _MAGNITUDE)
+    return most
+
+
+@jit
+def _compact(x: Bits, least: Any, offset: int, found: Any) -> int:
+    """Positions (plus ``offset``) of magnitudes of at least ``least`` go to ``found``; their number."""
+    count = 0
+    whole = len(x) // _BLOCK * _BLOCK
+    for start in range(0, whole, _BLOCK):
+        block = x[start : start + _BLOCK]
+        if _greatest(block) >= least:
+            for part in range(0, _BLOCK, _PART):
+                most = np.uint32(0)
+                for i in range(_PART):
+                    most = max(most, block[part + i] & _MAGNITUDE)
+                if most >= least:
+                    for i in range(_PART):
+                        found[count] = offset + start + part + i
+                        count += (block[part + i] & _MAGNITUDE) >= least
+    for i in range(whole, len(x)):
+        found[count] = offset + i
+        count += (x[i] & _MAGNITUDE) >= least
+    return count
+
+
+@jit
+def _add_and_compact(x: Floats, y: Floats, least: Any, offset: int, found: Any) -> int:
+    """``x += y`` and :func:`_compact` of it, block by block while it is in the cache."""
+    count = 0
+    for start in range(0, len(x), _CACHED):
+        end = min(start + _CACHED, len(x))
+        _add(x[start:end], y[start:end])
+        count += _compact(x[start:end].view(np.uint32), least, offset + start, found[count:])
+    return count
+
+
+def all_finite(x: np.ndarray[Any, Any]) -> bool:
+    """Whether no element of ``x`` (float32, contiguous) is NaN or infinite."""
+    return greatest_bits(x) < int(_INFINITE)
+
+
+def greatest_bits(x: np.ndarray[Any, Any]) -> int:
+    """The bits of the greatest magnitude."""
+    if not x.size:
+        return 0
+    bits = x.view(np.uint32)
+    return int(max(_over_chunks(x.size, lambda a, z: int(_greatest(bits[a:z])))))
+
+
+def add(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+    """``x += y``; float32, contiguous, of equal length."""
+    _over_chunks(x.size, lambda a, z: _add(x[a:z], y[a:z]))
+
+
+def at_least(x: np.ndarray[Any, Any], threshold: float) -> np.ndarray[Any, Any]:
+    """int64 positions, ascending, of magnitudes of at least ``threshold`` and above zero.
+
+    ``x``: float32, contiguous, without NaN.
+    """
+    least, bits = _bits(threshold), x.view(np.uint32)
+    return _collected(x.size, lambda a, z, found: _compact(bits[a:z], least, a, found))
+
+
+def add_at_least(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], threshold: float) -> np.ndarray[Any, Any]:
+    """``x += y``, and the :func:`at_least` of the sum, in one pass."""
+    least = _bits(threshold)
+    return _collected(x.size, lambda a, z, found: _add_and_compact(x[a:z], y[a:z], least, a, found))
+
+
+def _bits(threshold: float) -> Any:
+    return np.uint32(max(int(np.float32(threshold).view(np.uint32)), 1))
+
+
+def _collected(length: int, fill: Callable[[int, int, Any], int]) -> np.ndarray[Any, Any]:
+    def chunk(a: int, z: int) -> np.ndarray[Any, Any]:
+        found = np.empty(z - a + 1, np.int64)  # for the worst case; only touched as far as it is filled
+        return found[: fill(a, z, found)].copy()
+
+    parts = _over_chunks(length, chunk)
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def threads() -> int:
+    """How many this rank may use: its share of the cores, or OMP_NUM_THREADS where that is set."""
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    if chosen.isdigit() and int(chosen) > 0:
+        return int(chosen)
+    local = os.environ.get("HOROVOD_LOCAL_SIZE", "1")
+    return max(1, len(os.sched_getaffinity(0)) // max(1, int(local) if local.isdigit() else 1))
+
+
+@cache
+def _pool(size: int, process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(size, thread_name_prefix="hvd_adaptive")
+
+
+def _over_chunks(length: int, work: Callable[[int, int], Any]) -> list[Any]:
+    """``work(start, end)`` on equal parts of ``0 .. length``, in order."""
+    parts = max(1, min(threads(), length // _CHUNK))
+    if parts == 1:
+        return [work(0, length)]
+    ends = [length * p // parts for p in range(parts + 1)]
+    pool = _pool(parts - 1, os.getpid())  # a forked child has no use for its parent's threads
+    others = [pool.submit(work, a, z) for a, z in itertools.pairwise(ends[1:])]
+    return [work(0, ends[1]), *(other.result() for other in others)]
