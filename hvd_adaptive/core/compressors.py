@@ -131,13 +131,21 @@ def _encode_values(x: Floats, kind: str) -> Bytes:
 def _decode_values(message: Bytes, kind: str) -> Floats:
     packed = np.ascontiguousarray(message)
     if kind == "bfloat16":
-        return (packed.view("<u2").astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return packed.view("<f8" if kind == "float64" else "<f4").astype(np.float64)
+        narrow = (packed.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        narrow = packed.view("<f8" if kind == "float64" else "<f4")
+    with np.errstate(invalid="ignore"):  # a damaged message may hold a signalling NaN
+        return narrow.astype(np.float64)
 
 
 def index_width(dimension: int) -> int:
     """ceil(log2 d): bits of one index."""
     return (dimension - 1).bit_length()
+
+
+def _gamma_bits(number: int) -> int:
+    """Bits of the Elias gamma code of a positive number."""
+    return 2 * number.bit_length() - 1
 
 
 def _low_width(count: int, dimension: int) -> int:
@@ -597,7 +605,7 @@ class Natural(_Random):
 class AdaptiveTopK(Compressor):
     """Top-k with the k that improves most per cost: the rule of `core.efficiency` at every vector.
 
-    A message is k - 1 in ceil(log2 d) bits, the support and the values.
+    A message is k as an Elias gamma code (one bit for k = 1), the support and the values.
 
     Parameters
     ----------
@@ -636,8 +644,7 @@ class AdaptiveTopK(Compressor):
         return mask, chosen
 
     def _size(self, counts: Counts, dimension: int) -> Counts:
-        width = index_width(dimension)
-        supports = [_whole_bytes(width + _support_code(int(count), dimension)[1]) for count in counts]
+        supports = [_whole_bytes(_gamma_bits(k) + _support_code(k, dimension)[1]) for k in map(int, counts)]
         sizes: Counts = np.array(supports) + counts * VALUE_BITS[self.value]
         return sizes
 
@@ -649,7 +656,8 @@ class AdaptiveTopK(Compressor):
         indices = np.flatnonzero(self._mask(x[None])[0][0])
         dense = np.zeros_like(x)
         dense[indices] = round_values(x[indices], self.value)
-        count = _integers_to_bits(np.array([indices.size - 1]), index_width(x.size))
+        low = _gamma_bits(indices.size) // 2
+        count = np.concatenate([np.arange(low + 1) == low, _integers_to_bits(np.array([indices.size]), low)])
         support = _pack(np.concatenate([count, _encode_support(indices, x.size)]))
         return Compressed(dense, np.concatenate([support, _encode_values(x[indices], self.value)]))
 
@@ -657,21 +665,23 @@ class AdaptiveTopK(Compressor):
         return _within(stream, int(self._size(np.array([self._count(stream, dimension)]), dimension)[0]) // 8)
 
     def _count(self, stream: Bytes, dimension: int) -> int:
-        width = index_width(dimension)
-        head = _unpack(stream[: (width + 7) // 8])[:width]
-        if head.size < width:
+        bits = _unpack(stream[:8])
+        low = int(np.argmax(bits)) if bits.any() else bits.size
+        if bits.size < 2 * low + 1:
             raise _damaged("ends early")
-        count = int(_bits_to_integers(head, width)[0]) + 1 if width else 1
+        count = 1 << low
+        if low:
+            count += int(_bits_to_integers(bits[low + 1 : 2 * low + 1], low)[0])
         if count > dimension:
             raise _damaged("holds a damaged count")
         return count
 
     def decode(self, message: Bytes, dimension: int) -> Floats:
         _expect(message, self.extent(message, dimension))
-        count, width = self._count(message, dimension), index_width(dimension)
+        count = self._count(message, dimension)
         split = message.size - count * VALUE_BITS[self.value] // 8
         dense = np.zeros(dimension)
-        indices = _decode_support(_unpack(message[:split])[width:], count, dimension)
+        indices = _decode_support(_unpack(message[:split])[_gamma_bits(count) :], count, dimension)
         dense[indices] = _decode_values(message[split:], self.value)
         return dense
 

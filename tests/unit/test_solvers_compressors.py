@@ -133,6 +133,7 @@ def test_a_cost_in_proportion_to_k_sends_one_and_a_high_one_per_message_sends_al
         (Natural(), 112, 1008),
         (Identity(), 112, 3584),
         (TopK(9), 1, 32),
+        (adaptive(112, 0.0), 112, 8 + 32),  # as top-1: one bit says so
     ],
 )
 def test_message_sizes(compressor, d, bits):
