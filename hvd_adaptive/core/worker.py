@@ -133,7 +133,7 @@ class Worker:
 
     def control(self, slot: int) -> Control:
         """What governs the tensor's next step."""
-        step, tuned, first = self._steps[slot], self._plans[slot].recipe.adaptive, slot in self._first
+        step, tuned, first = self._step(slot), self._plans[slot].recipe.adaptive, slot in self._first
         compute = self.clock.compute if tuned is not None and tuned.measure else 0.0
         course = self._round(step).course
         control = Control() if first or tuned is None else course.control
@@ -144,7 +144,7 @@ class Worker:
 
         ``Outgoing.message`` is to be gathered where :meth:`gathers` says so.
         """
-        plan, control, step = self._plans[slot], self.control(slot), self._steps[slot]
+        plan, control, step = self._plans[slot], self.control(slot), self._step(slot)
         round = self._round(step)
         self._away.add(slot)
         if pipeline.dense(plan, control):
@@ -234,6 +234,10 @@ class Worker:
                 f"the ranks are at different steps (rank {self._plans[0].rank} is at {self._latest}); load "
                 "checkpoints of the same step on all of them, and call set_recipe on all at the same step"
             )
+
+    def _step(self, slot: int) -> int:
+        """The tensor's next step, or the oldest that is remembered."""
+        return max(self._steps[slot], self._latest - MEMORY)
 
     def _round(self, step: int) -> _Round:
         """The round of a step; its course follows from the ballots of the step before."""
