@@ -133,14 +133,24 @@ def split(words: Array, count: int) -> list[Array]:
     return [leave(part) for part in _split(b, words, count)]
 
 
-def accumulate(words: Array, count: int, dimension: int, kind: str | None = None) -> Array:
+def accumulate(
+    words: Array, count: int, dimension: int, kind: str | None = None, *, into: Array | None = None
+) -> Array:
     """The sum of ``count`` messages that stand one after the other, float32[dimension].
 
-    They are added in the order in which they stand, so all ranks compute the same bits.  Raises
-    MessageError as :func:`split` and :func:`decode`.
+    They are added in the order in which they stand, so all ranks compute the same bits.  ``into``, a
+    float32[dimension] array that is needed no more, gives its storage where the backend can use it,
+    which spares the memory and the page faults of a new one.  Raises MessageError as :func:`split` and
+    :func:`decode`; ``into`` is then partly overwritten.
     """
-    b, leave, words = _enter(words)
-    total = b.zeros(dimension, "float32", words)
+    if into is None:
+        b, leave, words = _enter(words)
+        total = b.zeros(dimension, "float32", words)
+    else:
+        b, leave, words, total = _enter(words, into)
+        if b.length(total) != dimension or b.dtype(total) != "float32":
+            raise ConfigurationError(f"into= must be float32 with {dimension} elements")
+        total = b.clear_(total)
     for message in _split(b, words, count):
         total = _add(b, total, *_open(b, message, dimension, kind))
     return leave(total)

@@ -79,6 +79,21 @@ def test_accumulate_adds_in_rank_order(cases, kind, seed):
         np.testing.assert_array_equal(got.numpy(), expected)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_accumulate_into_given_storage(compiled):
+    words = message.encode(np.array([1, 4]), np.array([1.0, -2.0], np.float32), 6)
+    with nullcontext() if compiled else kernels.disabled():
+        old = np.full(6, np.nan, np.float32)
+        assert message.accumulate(words, 1, 6, into=old) is old
+        np.testing.assert_array_equal(old, [0, 1, 0, 0, -2, 0])
+        tensor = torch.full((6,), torch.inf)
+        got = message.accumulate(torch.from_numpy(words), 1, 6, into=tensor)
+        np.testing.assert_array_equal(got, old)
+        assert got.data_ptr() == tensor.data_ptr()
+        with pytest.raises(ConfigurationError, match="into= must be float32 with 6 elements"):
+            message.accumulate(words, 1, 6, into=old[:5])
+
+
 def entropy(dimension, count):
     """log2 of the number of supports, per coordinate."""
     log = math.lgamma(dimension + 1) - math.lgamma(count + 1) - math.lgamma(dimension - count + 1)
