@@ -27,7 +27,7 @@ setup:
 	$(call phase,set-up,$(PYTHON) -m hvd_adaptive.setup)
 
 demo: setup
-	$(call phase,demo,$(PY) examples/torch/demo.py)
+	$(call phase,demo,$(PY) examples/demo.py)
 
 test: export OMP_NUM_THREADS ?= 1
 test: setup
