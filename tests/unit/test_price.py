@@ -84,7 +84,7 @@ COSTS = {
 @pytest.mark.parametrize("tail", [0.5, 1.5])
 def test_it_is_within_two_percent_of_the_rule_on_the_concatenated_gradient(cost, workers, tail):
     static = gradients(workers, tail=tail)
-    recipe = adaptive(cost=cost, error_feedback=False, dense_below=0)
+    recipe = adaptive(cost=cost, objective="energy", error_feedback=False, dense_below=0)
     counts, _ = run(recipe, static)
     cost = restate(recipe, 1, workers).adaptive.cost  # a link's time grows with the world size
     reached = efficiency_of(counts, static, cost)
@@ -149,7 +149,9 @@ def test_the_report_says_what_was_reached(workers):
 def test_the_price_follows_gradients_that_shrink():
     """Improvement is quadratic in the gradient, so a tenth of it has a hundredth of the price."""
     static, cost = gradients(2), COSTS["link"]
-    ensemble = Ensemble(NUMPY, adaptive(cost=cost, error_feedback=False, dense_below=0), LAYERS, 2)
+    ensemble = Ensemble(
+        NUMPY, adaptive(cost=cost, objective="energy", error_feedback=False, dense_below=0), LAYERS, 2
+    )
     prices = []
     for scale in [1.0] * 12 + [0.1] * 12:
         ensemble.reduce([[x * np.float32(scale) for x in own] for own in static])
