@@ -127,6 +127,9 @@ class TensorFlowBackend:
         return tf.zeros_like(x)
 
     def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
+        known = tf.get_static_value(predicate)
+        if known is not None:  # eager, or decided while tracing
+            return if_true() if known else if_false()
         return tf.cond(predicate, if_true, if_false)
 
     def check(self, condition: Any, message: str, x: Array) -> Array:
