@@ -18,7 +18,7 @@ from .ballot import Tally
 from .cost import DenseBits, LinkTime
 from .numpy_backend import NUMPY
 from .policy import Adaptive, Control
-from .price import next_price
+from .price import next_price, steered_price
 from .recipe import Recipe
 
 DENSE_STEPS = 50
@@ -55,10 +55,18 @@ def follow(
     ``tuned``: restated for the model.  ``ring``: the cost of a dense step, :func:`ring_cost`.
     """
     step = heading.step + 1
-    price = next_price(b, heading.price, totals.improvement, totals.fixed + totals.variable)
     measured = totals.fixed - tuned.cost.fixed  # the time of a step, where it is measured
-    dense_price = totals.energy / (ring + b.where(measured > 0, measured, 0.0))
-    pays = (dense_price >= price) & (price > 0) & (heading.price > 0) & (totals.improvement > 0)
+    whole = ring + b.where(measured > 0, measured, 0.0)
+    if tuned.objective == "energy":
+        price = next_price(b, heading.price, totals.improvement, totals.fixed + totals.variable)
+        dense_price = totals.energy / whole
+        pays = (dense_price >= price) & (heading.price > 0)
+    else:
+        budget = totals.fixed * (tuned.share / (1 - tuned.share))
+        price = steered_price(b, heading.price, totals.improvement, totals.variable, budget)
+        dense_price = price * (budget / (whole - totals.fixed))  # at the price where it fits the budget
+        pays = (whole - totals.fixed <= budget) & (totals.fixed > 0)
+    pays = pays & (price > 0) & (totals.improvement > 0)
     spell = heading.dense > 0
     stays = spell & (step < heading.until)
     zero = step * 0
@@ -117,6 +125,10 @@ def advance(recipe: Recipe, dimension: int, course: Course, tallies: Sequence[Ta
 
 def describe(tuned: Adaptive, price: float, dense: bool, dense_price: float) -> str:
     """Why a step is dense or sparse."""
+    if tuned.objective == "progress":
+        if dense:
+            return f"dense: sending everything takes no more than {tuned.share:.0%} of a step"
+        return f"sparse: communication is held at {tuned.share:.0%} of a step"
     if dense:
         return (
             f"dense: everything improves by {dense_price:.3g} per {tuned.cost.unit}, "

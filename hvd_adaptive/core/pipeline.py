@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from . import ballot, message
 from .backend import Array, Backend
+from .cost import LinkTime
 from .memory import ErrorFeedback, NoMemory
-from .policy import Control, sends_all
+from .policy import Adaptive, Control, sends_all
 from .recipe import Recipe
 
 
@@ -149,8 +150,7 @@ def compress(
     else:
         compute = b.cast(b.constant(control.compute, "float64", x), "float64")
         fixed = plan.share * (tuned.cost.fixed + compute)
-        own = tuned.cost.for_dimension(max(1, plan.dimension))
-        variable = b.cast(b.constant(b.length(indices), "float32", x), "float32") * own.marginal() + own.head
+        variable = _variable(b, plan, tuned, indices, words)
     vote = ballot.make(
         b,
         x,
@@ -170,6 +170,15 @@ def compress(
         lambda: b.cast(b.constant(b.length(indices), "int64", x), "int64"),
     )
     return Outgoing(b.concat([vote, riding]), words), Pending(indices, unsent, sparsity), kept
+
+
+def _variable(b: Backend, plan: Plan, tuned: Adaptive, indices: Array, words: Array) -> Array:
+    """The cost of a message beyond its fixed part: of the bits that are sent, where it is a time, and
+    of the coordinates by the cost model, where another unit says what counts."""
+    if isinstance(tuned.cost, LinkTime):
+        return b.cast(b.constant(b.length(words), "float32", words), "float32") * (32 * tuned.cost.per_bit)
+    own = tuned.cost.for_dimension(max(1, plan.dimension))
+    return b.cast(b.constant(b.length(indices), "float32", words), "float32") * own.marginal() + own.head
 
 
 def decompress(

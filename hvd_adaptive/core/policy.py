@@ -91,12 +91,19 @@ class Adaptive:
     hand.  ``family``: ``"sparsify"`` sends values, ``"sign"`` one magnitude and signs (the CAT
     paper's S and S+Q).  ``first_ratio``: T / d of the first step, before there is a price.
     ``measure``: the time of a step without communication is measured and added to the fixed cost.
+    ``objective``: what improvement means when the price is set: ``"energy"``, the squared gradient
+    units that a message takes away, as in the CAT paper; or ``"progress"``, which is right under
+    mini-batch noise and error feedback, where most energy is noise and what is not sent is only late:
+    there sending more speeds training up so slowly that communication should take no more than
+    ``share`` of a step's cost.
     """
 
     cost: CostModel
     family: str = "sparsify"
     first_ratio: float = 0.01
     measure: bool = False
+    objective: str = "energy"
+    share: float = 0.1
 
     def __post_init__(self) -> None:
         _ratio("first_ratio", self.first_ratio)
@@ -107,6 +114,10 @@ class Adaptive:
             )
         if self.family not in ("sparsify", "sign"):
             raise ConfigurationError(f"family must be 'sparsify' or 'sign', not {self.family!r}")
+        if self.objective not in ("energy", "progress"):
+            raise ConfigurationError(f"objective must be 'energy' or 'progress', not {self.objective!r}")
+        if isinstance(self.share, bool) or not isinstance(self.share, (int, float)) or not 0 < self.share < 1:
+            raise ConfigurationError(f"share must be above 0 and below 1, not {self.share!r}")
 
     def marginal(self, dimension: int) -> float:
         """Cost of one more coordinate of a tensor of ``dimension``."""

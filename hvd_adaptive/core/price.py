@@ -25,9 +25,26 @@ def next_price(b: Backend, price: Array, improvement: Array, cost: Array) -> Arr
     """
     known = (improvement > 0) & (improvement < float("inf")) & (cost > 0)
     found = improvement / b.where(known, cost, 1.0)
+    return b.where(known, _snap(b, b.where(price > 0, _bounded(b, found, price), found)), price)
+
+
+def steered_price(b: Backend, price: Array, improvement: Array, variable: Array, budget: Array) -> Array:
+    """The price at which the next step costs about ``budget`` on top of its fixed part.
+
+    ``variable``: what this step cost on top, at ``price``.  T falls with the price by a power that
+    differs between heavy and light tails, so a step only makes up for part of the distance.  The
+    first price is that of a typical coordinate among those of the first step.
+    """
+    known = (improvement > 0) & (improvement < float("inf")) & (variable > 0) & (budget > 0)
+    excess = b.where(known, variable, 1.0) / b.where(known, budget, 1.0)
+    found = b.where(price > 0, price, 0.25 * improvement / b.where(known, variable, 1.0))
+    found = found * b.sqrt(excess)
+    return b.where(known, _snap(b, b.where(price > 0, _bounded(b, found, price), found)), price)
+
+
+def _bounded(b: Backend, found: Array, price: Array) -> Array:
     least, most = price / GREATEST_CHANGE, price * GREATEST_CHANGE
-    bounded = 0 - b.minimum(0 - b.minimum(found, most), 0 - least)
-    return b.where(known, _snap(b, b.where(price > 0, bounded, found)), price)
+    return 0 - b.minimum(0 - b.minimum(found, most), 0 - least)
 
 
 def _snap(b: Backend, value: Array) -> Array:

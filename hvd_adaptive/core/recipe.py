@@ -131,6 +131,8 @@ def sign(
 def adaptive(
     *,
     cost: CostModel | None = None,
+    objective: str | None = None,
+    share: float = 0.1,
     family: str = "sparsify",
     values: str | None = None,
     first_ratio: float = 0.01,
@@ -140,6 +142,10 @@ def adaptive(
     dense_below: int = DENSE_BELOW,
 ) -> Recipe:
     """At every step as many coordinates as make the improvement per unit of cost greatest.
+
+    ``objective``: ``"energy"``, the CAT paper's, or ``"progress"``, for mini-batches and error
+    feedback: communication takes ``share`` of a step (see :class:`hvd_adaptive.core.policy.Adaptive`).
+    The default is progress over a `LinkTime` and energy over any other cost.
 
     ``cost``: any cost model.  The default is a link of 1 Gbit/s with the measured time of a step
     without communication as fixed cost; a `LinkTime` whose ``compute`` is 0 is measured too.
@@ -157,10 +163,17 @@ def adaptive(
         bits = value_kind(values).bits
         payload = SignPayloadBits(1) if family == "sign" else PayloadBits(1, value_bits=bits)
         cost = LinkTime(payload, bandwidth=DEFAULT_BANDWIDTH)
-    measure = isinstance(cost, LinkTime) and cost.compute == 0
-    policy = _warmed(
-        Adaptive(cost, family, _number("first_ratio", first_ratio), measure), warmup_steps, warmup_ratio
+    if objective is None:
+        objective = "progress" if isinstance(cost, LinkTime) else "energy"
+    tuned = Adaptive(
+        cost,
+        family,
+        _number("first_ratio", first_ratio),
+        measure=isinstance(cost, LinkTime) and cost.compute == 0,
+        objective=objective,
+        share=share,
     )
+    policy = _warmed(tuned, warmup_steps, warmup_ratio)
     return Recipe("adaptive", policy, _memory(error_feedback), values, dense_below)
 
 

@@ -1,0 +1,1 @@
+"""Training by simulated workers: real gradients, real messages, modelled time.  Needs PyTorch."""
