@@ -34,10 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .backend import backend_of
+from .compressors import top_mask
 from .cost import CostModel, Floats, Packets
 from .errors import ConfigurationError
-from .numpy_backend import NUMPY
-from .selection import largest
 
 Family = Literal["sparsify", "sign", "stochastic"]
 
@@ -167,7 +166,7 @@ def compressed(
         drawn = generator.random(values.shape) < chance
         sent[drawn] = values[drawn] / chance[drawn]
         return sent
-    support = np.unravel_index(largest(NUMPY, values.reshape(-1), int(count)), values.shape)
+    support = top_mask(values.reshape(1, -1), int(count)).reshape(values.shape)
     sent[support] = values[support]
     if isinstance(spectrum, _Sign):
         sent = np.sign(sent) * (spectrum.largest * np.sqrt(spectrum.energy))
