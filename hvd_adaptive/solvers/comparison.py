@@ -78,7 +78,7 @@ class Outcome:
 
 
 def contestants(problem: LinearModel, family: str, k: int, value: str) -> Iterator[Contestant]:
-    """All methods.  Those with L1 start from L_f, those with gamma from 1 / L_f.
+    """All methods.  Those with L1 start from L_f / 4, those with gamma from 2 / L_f.
 
     ECLK with dense snapshots has p = r(Q) and is tuned (L1, theta1) for rounds, and uncompressed
     L-Katyusha has the same p.  ECLK with the second compressor has all its parameters tuned for bits.
@@ -87,7 +87,7 @@ def contestants(problem: LinearModel, family: str, k: int, value: str) -> Iterat
     compressor = compressor_of(family, k, d, value)
     p = k / d if family in ("topk", "randk", "sign") else theory.ratio(compressor, d)
     p = min(1.0, p)
-    one = {"L1": 1.0, "theta": 1.0}
+    one = {"L1": 0.25, "theta": 1.0}
     moves = {"L1": (0.5, 2.0), "theta": HALVES}
 
     def accelerated(quantizer: Compressor | None) -> Callable[[Settings], Method]:
@@ -104,7 +104,7 @@ def contestants(problem: LinearModel, family: str, k: int, value: str) -> Iterat
     yield Contestant("L-Katyusha", accelerated(None), one, moves)
     yield Contestant("ECLK", accelerated(compressor), one, moves)
     yield second_compressor(problem, compressor, p, value, k)
-    gamma, steps = {"scale": 1.0}, {"scale": HALVES}
+    gamma, steps = {"scale": 2.0}, {"scale": HALVES}
 
     def step(s: Settings) -> float:
         return s["scale"] / constants.mean

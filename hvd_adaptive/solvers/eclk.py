@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..core.compressors import DENSE, Compressor
-from .method import Method, Problem, draw_batches, require
+from .method import Method, Problem, draw_batches, of_rows, require
 from .network import Network
 
 
@@ -93,8 +93,9 @@ class ECLK(Method):
         if self.batch is None:
             gradient = problem.gradients(x)
         else:
-            rows = draw_batches(problem, network, self.batch)
-            gradient = problem.batch_gradients(x, rows) - problem.batch_gradients(w, rows)
+            batched = of_rows(problem)
+            rows = draw_batches(batched, network, self.batch)
+            gradient = batched.batch_gradients(x, rows) - batched.batch_gradients(w, rows)
             gradient += state.snapshot_gradient
         target = step * (gradient - shift) + state.error
         sent, mean = network.average(self.compressor, target)

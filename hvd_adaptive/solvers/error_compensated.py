@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.compressors import Compressor
-from .method import Method, Problem, draw_batches, require
+from .method import Method, Problem, draw_batches, of_rows, require
 from .network import Network
 
 
@@ -77,10 +77,11 @@ class ErrorCompensated(Method):
         if self.batch is None:
             estimate = problem.gradients(x)
         else:
-            rows = draw_batches(problem, network, self.batch)
-            estimate = problem.batch_gradients(x, rows)
+            batched = of_rows(problem)
+            rows = draw_batches(batched, network, self.batch)
+            estimate = batched.batch_gradients(x, rows)
             if self.p is not None:
-                estimate = estimate - problem.batch_gradients(anchors, rows) + anchor_gradient
+                estimate = estimate - batched.batch_gradients(anchors, rows) + anchor_gradient
                 renewed = np.array([generator.random() < self.p for generator in network.generators])
                 if renewed.any():
                     anchors = np.where(renewed[:, None], x, anchors)

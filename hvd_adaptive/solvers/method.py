@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -19,18 +19,23 @@ _Method = TypeVar("_Method", bound="Method")
 class Problem(Protocol):
     """What an algorithm asks of the problem; `problems.LinearModel` offers it."""
 
-    @property
-    def offsets(self) -> np.ndarray:
-        """(workers here + 1,) row offsets of the shards; only mini-batches need them."""
-
     def gradients(self, x: np.ndarray) -> np.ndarray:
         """(workers here, d): the gradient of each worker's f at x."""
 
-    def batch_gradients(self, x: np.ndarray, batches: Sequence[np.ndarray]) -> np.ndarray:
-        """The same, estimated from the given rows of each shard; x may hold a point per worker."""
-
     def prox(self, v: np.ndarray, step: float) -> np.ndarray:
         """The proximal step of the part that every worker knows."""
+
+
+@runtime_checkable
+class BatchProblem(Problem, Protocol):
+    """A problem of rows, as mini-batches need it."""
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """(workers here + 1,) row offsets of the shards."""
+
+    def batch_gradients(self, x: np.ndarray, batches: Sequence[np.ndarray]) -> np.ndarray:
+        """``gradients`` estimated from the given rows of each shard; x may hold a point per worker."""
 
 
 class Method(ABC):
@@ -64,7 +69,16 @@ class Method(ABC):
         return found
 
 
-def draw_batches(problem: Problem, network: Network, size: int) -> list[np.ndarray]:
+def of_rows(problem: Problem) -> BatchProblem:
+    """The problem, known to consist of rows; ConfigurationError where it does not."""
+    if not isinstance(problem, BatchProblem):
+        raise ConfigurationError(
+            "batch needs a problem of rows, such as LogisticRegression; use batch=None here"
+        )
+    return problem
+
+
+def draw_batches(problem: BatchProblem, network: Network, size: int) -> list[np.ndarray]:
     """``size`` rows of each shard here, uniformly with replacement."""
     shard_sizes = np.diff(problem.offsets)
     return [

@@ -47,7 +47,8 @@ def attempt(
     limit: float = np.inf,
     seed: int = 0,
 ) -> tuple[Result, Score]:
-    """One run in a `Cluster` until the relative gap ``target``, ``rounds``, or a cost of ``limit``."""
+    """One run in a `Cluster` until the relative gap ``target``, ``rounds``, a cost of ``limit``, or a
+    stall: a gap that the later half of the rounds lowered by less than a tenth."""
     least = problem.optimum[1]
 
     def cost(history: History) -> float:
@@ -58,7 +59,9 @@ def attempt(
         problem,
         Cluster(problem.workers, seed),
         rounds,
-        stop=lambda history: history.gaps(least)[-1] <= target or cost(history) > limit,
+        stop=lambda history: (
+            history.gaps(least)[-1] <= target or cost(history) > limit or _stalled(history, least)
+        ),
         rescue=False,
     )
     if result.history.gaps(least)[-1] <= target:
@@ -66,6 +69,12 @@ def attempt(
     if result.history.diverged:
         return result, Score(True, np.inf)
     return result, Score(True, float(result.history.gaps(least).min()))
+
+
+def _stalled(history: History, least: float) -> bool:
+    gaps, now = history.gaps(least), history.rounds[-1]
+    half = int(np.searchsorted(history.rounds, now // 2))
+    return now >= 500 and bool(gaps.min() > 0.9 * gaps[: half + 1].min())
 
 
 def walk(
