@@ -26,7 +26,7 @@ def supports(draw):
 
 
 @given(supports())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_indices_round_trip_with_equal_bits_on_every_path(support):
     indices, dimension = support
     planes = bits.encode_indices(NUMPY, indices, dimension)
@@ -88,7 +88,7 @@ def test_ones_finds_the_bits_that_are_set():
 
 
 @given(st.integers(1, 1 << 48), st.integers(0, 1 << 31))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_rice_width_is_the_same_for_a_number_and_a_scalar_array(dimension, count):
     count = min(count, dimension)
     scalar = torch.tensor(count)

@@ -38,7 +38,7 @@ def bits_of(x):
 
 
 @given(sparse(), KIND, st.booleans())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_round_trip_and_equal_bits(case, kind, pad):
     indices, values, dimension = case
     words = message.encode(indices, values, dimension, kind, pad=pad)
@@ -59,7 +59,7 @@ def test_round_trip_and_equal_bits(case, kind, pad):
 
 
 @given(st.lists(sparse(most=1000), min_size=1, max_size=4), KIND, st.integers(0, 2**32))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_accumulate_adds_in_rank_order(cases, kind, seed):
     dimension = max(case[2] for case in cases)
     parts, expected = [], np.zeros(dimension, np.float32)
@@ -196,7 +196,7 @@ def test_decode_refuses_another_dimension_kind_or_neighbour():
         message.split(np.concatenate([words, words]), 3)
 
 
-@pytest.mark.parametrize("kind", ["fp32", "int8", "sign"])
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
 def test_tensorflow_traced(kind):
     """The same code as a graph of unknown lengths: the same bits, and errors at run time."""
     tf = pytest.importorskip("tensorflow")

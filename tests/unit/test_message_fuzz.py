@@ -64,7 +64,7 @@ def outcome_everywhere(words, dimension=None):
 
 
 @given(examples, st.lists(st.integers(0, 2**20), min_size=1, max_size=5, unique=True))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 def test_flipped_bits_are_found(words, places):
     flipped = words.copy()
     places = {place % (32 * len(words)) for place in places}
@@ -106,7 +106,7 @@ def test_garbage_is_refused(garbage):
 
 
 @given(examples, st.dictionaries(st.integers(0, 2**20), WORD | st.integers(0, 64), min_size=1, max_size=4))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 def test_any_words_under_a_right_checksum_are_safe(words, changes):
     hostile = words.copy()
     for place, word in changes.items():
@@ -118,7 +118,7 @@ def test_any_words_under_a_right_checksum_are_safe(words, changes):
 
 
 @given(examples, st.lists(st.sampled_from(range(1, 8)), min_size=1, max_size=3), st.data())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 def test_absurd_headers_are_safe_and_allocate_little(words, fields, data):
     hostile = words.copy()
     extremes = [0, 1, 31, 32, 1000, DIMENSION, 2**16 - 1, 2**24, 2**31 - 1, -1, -(2**31), -(2**16)]

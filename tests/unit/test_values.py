@@ -34,7 +34,7 @@ def raw(x):
 
 @EVERY
 @given(values=ANY)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_bits_are_equal_on_every_path(kind, values):
     words = kind.encode(NUMPY, values)
     assert len(words) == kind.words(len(values)) and words.dtype == np.int32
@@ -135,7 +135,7 @@ def test_sign_scale_is_the_mean_magnitude_in_any_order(values, seed):
     if len(values):
         mean = np.float32(np.mean(np.abs(values.astype(np.float64))))
         # Each term loses less than 2**-29 of the largest.
-        tolerance = 2.0**-29 * np.abs(values.astype(np.float64)).max() + np.spacing(mean)
+        tolerance = 2.0**-29 * np.abs(values.astype(np.float64)).max() + 2.0**-23 * float(mean) + 2.0**-149
         assert np.all(np.abs(np.abs(got.astype(np.float64)) - mean) <= tolerance)
         np.testing.assert_array_equal(np.signbit(got), np.signbit(values))
     shuffled = np.random.default_rng(seed).permutation(values)
