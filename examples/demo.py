@@ -57,18 +57,24 @@ STEP = re.compile(r"step (\d+)/(\d+)")  # what the scripts print as they go
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"), show_default=True)
-@click.option("--steps", type=int, help="Steps of each run, instead of the scripts' own number.")
+@click.option(
+    "--framework", type=click.Choice(sorted({leg.framework for leg in LEGS})), help="Only this one's."
+)
+@click.option(
+    "--steps", type=click.IntRange(1), help="Steps of each run, instead of the scripts' own number."
+)
 @click.option("--np", "ranks", default=2, show_default=True, help="Processes of each run.")
 @click.option("--link", default=LINK, show_default=True, help="The link that adaptive is for, in Mbit/s.")
-def main(out: Path, steps: int | None, ranks: int, link: float) -> None:
+def main(out: Path, framework: str | None, steps: int | None, ranks: int, link: float) -> None:
     """Run every leg, print a table, draw the plots."""
+    legs = [leg for leg in LEGS if framework in (None, leg.framework)]
     console = Console()
     out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     runs: list[tuple[Leg, dict[str, Any]]] = []
     with Progress(*columns, console=console) as progress:
-        tasks = [progress.add_task(f"{leg.framework} {leg.title}", start=False, total=None) for leg in LEGS]
-        for leg, task in zip(LEGS, tasks, strict=True):
+        tasks = [progress.add_task(f"{leg.framework} {leg.title}", start=False, total=None) for leg in legs]
+        for leg, task in zip(legs, tasks, strict=True):
             progress.start_task(task)
             path = out / f"{leg.name}.json"
             path.unlink(missing_ok=True)
@@ -127,8 +133,9 @@ def table(runs: list[tuple[Leg, dict[str, Any]]], link: float) -> Table:
     found.add_column("compression")
     for name in ("test accuracy", "MB per rank", "less than dense", "seconds here", f"at {link:g} Mbit/s *"):
         found.add_column(name, justify="right")
-    for leg, run in runs:
+    for position, (leg, run) in enumerate(runs):
         bits = run["bits_per_rank"]
+        after = runs[position + 1][0] if position + 1 < len(runs) else leg
         found.add_row(
             leg.framework,
             leg.title,
@@ -137,7 +144,7 @@ def table(runs: list[tuple[Leg, dict[str, Any]]], link: float) -> Table:
             f"{dense[leg.framework] / bits:.1f} ×",
             f"{run['seconds']:.1f}",
             f"{run['seconds'] + bits / (link * 1e6):.0f}",
-            end_section=leg is LEGS[-1] or LEGS[LEGS.index(leg) + 1].framework != leg.framework,
+            end_section=after.framework != leg.framework,
         )
     found.caption = f"* computed: seconds here + bits per rank / {link:g} Mbit/s"
     return found
