@@ -16,6 +16,7 @@ COMMANDS = {
         "Say what is installed, what is missing, and what mends it.",
     ),
     "horovod": ("hvd_adaptive.cli.horovod:horovod", "Build and install Horovod for the frameworks you have."),
+    "simulate": ("hvd_adaptive.cli.simulate:simulate", "Train by simulated workers over a modelled link."),
     "reproduce": ("hvd_adaptive.cli.reproduce:reproduce", "Run the experiments of the papers."),
 }
 

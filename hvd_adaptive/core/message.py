@@ -134,25 +134,33 @@ def split(words: Array, count: int) -> list[Array]:
 
 
 def accumulate(
-    words: Array, count: int, dimension: int, kind: str | None = None, *, into: Array | None = None
+    words: Array,
+    count: int,
+    dimension: int,
+    kind: str | None = None,
+    *,
+    scale: Array | None = None,
+    into: Array | None = None,
 ) -> Array:
     """The sum of ``count`` messages that stand one after the other, float32[dimension].
 
-    They are added in the order in which they stand, so all ranks compute the same bits.  ``into``, a
+    They are added in the order in which they stand, so all ranks compute the same bits.  ``scale``, a
+    float32 scalar, multiplies every value before it is added.  ``into``, a
     float32[dimension] array that is needed no more, gives its storage where the backend can use it,
     which spares the memory and the page faults of a new one.  Raises MessageError as :func:`split` and
     :func:`decode`; ``into`` is then partly overwritten.
     """
+    b, leave, words, *given = _enter(*(x for x in (words, scale, into) if x is not None))
     if into is None:
-        b, leave, words = _enter(words)
         total = b.zeros(dimension, "float32", words)
     else:
-        b, leave, words, total = _enter(words, into)
+        total = given.pop()
         if b.length(total) != dimension or b.dtype(total) != "float32":
             raise ConfigurationError(f"into= must be float32 with {dimension} elements")
         total = b.clear_(total)
+    factor = given.pop() if given else None
     for message in _split(b, words, count):
-        total = _add(b, total, *_open(b, message, dimension, kind))
+        total = _add(b, total, *_open(b, message, dimension, kind), factor)
     return leave(total)
 
 
@@ -317,9 +325,11 @@ def _values(b: Backend, words: Array, header: Header) -> Array:
     return header.kind.decode(b, words[start : start + header.kind.words(header.count)], header.count)
 
 
-def _add(b: Backend, total: Array, words: Array, header: Header) -> Array:
+def _add(b: Backend, total: Array, words: Array, header: Header, scale: Array | None) -> Array:
     """``total`` with one message added, in its storage where that can be."""
     values = _values(b, words, header)
+    if scale is not None:
+        values = values * scale
 
     def sparse() -> Array:
         indices = _indices(b, words, header)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from . import ballot, message
+from . import ballot, kernels, message, scan
 from .backend import Array, Backend
 from .cost import LinkTime
 from .memory import ErrorFeedback, NoMemory
@@ -61,10 +61,12 @@ class Pending(NamedTuple):
 
 class Incoming(NamedTuple):
     """What Horovod brought back: the reduced ring, and the messages of all ranks one after the other,
-    in rank order (None where none were gathered)."""
+    in rank order (None where none were gathered).  ``storage``: an array that is needed no more and
+    may become the aggregate, float32[d]; or None."""
 
     ring: Array
     messages: Array | None
+    storage: Array | None = None
 
 
 def small(plan: Plan) -> bool:
@@ -107,12 +109,14 @@ def compress(
     earlier recipe left it.
     """
     flat = b.cast(b.reshape(gradient, (plan.dimension,)), "float32")
-    finite = b.all_finite(flat)
+    host = kernels.host(b, flat)
+    finite = b.all_finite(flat) if host is None else b.constant(scan.all_finite(host), "bool", flat)
     flat = b.cond(finite, lambda: flat, lambda: b.zeros(plan.dimension, "float32", flat))
     memory = NoMemory() if residual is None else ErrorFeedback()
     x = memory.compensate(b, residual, flat)
     tuned = plan.recipe.adaptive
-    energy = b.sum(x * x) if tuned is not None else b.constant(0.0, "float32", x)
+    weighs = tuned is not None and tuned.objective == "energy"
+    energy = b.sum(x * x) if weighs else b.constant(0.0, "float32", x)
     nothing = b.zeros(0, "int32", x)
 
     def sparse() -> tuple[Array, ...]:
@@ -205,8 +209,14 @@ def aggregated(b: Backend, plan: Plan, control: Control, incoming: Incoming, pen
 
     def gathered() -> Array:
         kind = None if control.first else plan.recipe.values  # other ranks' may differ until compared
-        total = message.accumulate(incoming.messages, plan.world_size, plan.dimension, kind)
-        return total * ballot.scale(ring, plan.world_size)
+        return message.accumulate(
+            incoming.messages,
+            plan.world_size,
+            plan.dimension,
+            kind,
+            scale=ballot.scale(ring, plan.world_size),
+            into=incoming.storage,
+        )
 
     if plan.recipe.shared and not control.first:
         empty = b.zeros(plan.dimension, "float32", ring)

@@ -162,21 +162,25 @@ class Worker:
         """Whether the tensor's message of this step goes to all ranks."""
         return context.pending is not None and pipeline.gathers(self._plans[context.slot], context.control)
 
-    def incoming(self, context: Context, ring: Array, messages: Array | None) -> Array:
+    def incoming(
+        self, context: Context, ring: Array, messages: Array | None, storage: Array | None = None
+    ) -> Array:
         """The aggregate (float32, d elements) from the reduced ring and all ranks' messages, which
-        stand one after the other.
+        stand one after the other.  ``storage``: float32[d] that may become the aggregate.
 
         Raises SettingsMismatchError where the ranks' settings differ, and MessageError for a damaged
         message.
         """
         self.settle(context, ring)
-        return self.aggregate(context, ring, messages)
+        return self.aggregate(context, ring, messages, storage)
 
-    def aggregate(self, context: Context, ring: Array, messages: Array | None) -> Array:
+    def aggregate(
+        self, context: Context, ring: Array, messages: Array | None, storage: Array | None = None
+    ) -> Array:
         """The second half of :meth:`incoming`, after :meth:`settle`."""
         assert context.pending is not None
         plan = self._plans[context.slot]
-        incoming = pipeline.Incoming(ring, messages)
+        incoming = pipeline.Incoming(ring, messages, storage)
         return pipeline.aggregated(self._b, plan, context.control, incoming, context.pending)
 
     def settle(self, context: Context, ring: Array) -> None:

@@ -65,9 +65,7 @@ def link_of_ratio(ratio: float, dimension: int, world_size: int, compute: float 
     ``compute`` of a step."""
     unit = LinkTime(DenseBits(dimension), 1.0, world_size=world_size, collective="allreduce")
     seconds = float(unit(dimension))
-    return LinkTime(
-        DenseBits(dimension), seconds / (ratio * compute), compute=compute, world_size=world_size
-    )
+    return LinkTime(DenseBits(dimension), seconds / (ratio * compute), compute=compute, world_size=world_size)
 
 
 def train(

@@ -26,8 +26,7 @@ class _Ticket(NamedTuple):
     """What ``compress`` hands to ``decompress`` through Horovod."""
 
     context: Context
-    shape: torch.Size
-    dtype: torch.dtype
+    gradient: torch.Tensor  # while the step lasts; what it holds is spent once it is compressed
 
 
 class Compressor:
@@ -100,7 +99,7 @@ class Compressor:
                 compress_seconds=ended - began,
             ),
         )
-        return ring, _Ticket(context, tensor.shape, tensor.dtype)
+        return ring, _Ticket(context, tensor)
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The aggregated gradient, in the shape and dtype of the one that was compressed.
@@ -110,17 +109,18 @@ class Compressor:
         """
         if ctx is None:  # a sparse gradient, which Horovod gathers itself without asking us
             return tensor
-        worker, context = self._worker, ctx.context
+        worker, context, gradient = self._worker, ctx.context, ctx.gradient
         began = worker.clock.now()
         with torch.no_grad():
             if context.pending is None:
-                result, waited = tensor.to(ctx.dtype), 0.0
+                result, waited = tensor.to(gradient.dtype), 0.0
                 if not bool(torch.isfinite(result).all()):
                     worker.nonfinite(context)
             else:
                 worker.settle(context, tensor)
                 messages, waited = self._messages(context)
-                result = worker.aggregate(context, tensor, messages).to(ctx.dtype).view(ctx.shape)
+                aggregate = worker.aggregate(context, tensor, messages, _storage(gradient))
+                result = aggregate.to(gradient.dtype).view(gradient.shape)
         seconds = worker.clock.now() - began - waited
         worker.count(context, Traffic(bits_received=_bits(tensor), decompress_seconds=seconds))
         worker.done(context)
@@ -205,6 +205,12 @@ class Compressor:
         """
         tensors = self._parameters.tensors
         self._worker.restore(state, lambda slot, kept: kept.detach().clone().to(tensors[slot].device))
+
+
+def _storage(gradient: torch.Tensor) -> torch.Tensor | None:
+    """The gradient's storage, flat, for the aggregate that takes its place; None where it does not fit."""
+    fits = gradient.dtype == torch.float32 and gradient.is_contiguous()
+    return gradient.detach().view(-1) if fits else None
 
 
 def _bits(tensor: torch.Tensor) -> int:

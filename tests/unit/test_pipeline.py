@@ -143,7 +143,7 @@ def test_backends_agree_bit_for_bit(recipe):
         np.testing.assert_allclose(sent.ring[: ballot.SIZE], other.ring[: ballot.SIZE].numpy(), rtol=1e-5)
         ring = sent.ring * np.float32(2) / np.float32(2)
         incoming = pipeline.Incoming(ring, np.concatenate([sent.message, sent.message]))
-        same = pipeline.Incoming(*(torch.from_numpy(x.copy()) for x in incoming))
+        same = pipeline.Incoming(*(torch.from_numpy(x.copy()) for x in incoming[:2]))
         one, ours = pipeline.decompress(NUMPY, plan, control, incoming, kept, ours)
         two, theirs = pipeline.decompress(TORCH, plan, control, same, also, theirs)
         assert one.tobytes() == two.numpy().tobytes()
