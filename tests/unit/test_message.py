@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -200,12 +201,13 @@ def test_decode_refuses_another_dimension_kind_or_neighbour():
 def test_tensorflow_traced(kind):
     """The same code as a graph of unknown lengths: the same bits, and errors at run time."""
     tf = pytest.importorskip("tensorflow")
+    graph = partial(tf.function, autograph=False)  # which is slow, and has nothing to convert
     dimension = 5000
     any_length = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.float32)]
-    encode = tf.function(lambda i, v: message.encode(i, v, dimension, kind), input_signature=any_length)
+    encode = graph(lambda i, v: message.encode(i, v, dimension, kind), any_length)
     any_words = [tf.TensorSpec([None], tf.int32)]
-    decode = tf.function(lambda w: message.decode(w, dimension, kind), input_signature=any_words)
-    accumulate = tf.function(lambda w: message.accumulate(w, 2, dimension, kind), input_signature=any_words)
+    decode = graph(lambda w: message.decode(w, dimension, kind), any_words)
+    accumulate = graph(lambda w: message.accumulate(w, 2, dimension, kind), any_words)
     rng = np.random.default_rng(0)
     clustered = np.unique(np.concatenate([np.arange(700, 900), rng.integers(0, dimension, 4)]))
     empty, regular, full = np.zeros(0, np.int64), np.arange(3, dimension, 9), np.arange(dimension)
@@ -224,4 +226,4 @@ def test_tensorflow_traced(kind):
     with pytest.raises(tf.errors.InvalidArgumentError, match="wrong checksum"):
         decode(broken)
     with pytest.raises(ConfigurationError, match="pass kind="):
-        tf.function(lambda w: message.decode(w, dimension), any_words, autograph=False)(words)
+        graph(lambda w: message.decode(w, dimension), any_words)(words)
