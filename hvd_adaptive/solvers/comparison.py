@@ -78,7 +78,8 @@ class Outcome:
 
 
 def contestants(problem: LinearModel, family: str, k: int, value: str) -> Iterator[Contestant]:
-    """All methods.  Those with L1 start from L_f / 4, those with gamma from 2 / L_f.
+    """All methods.  Those with L1 start from L_f / 4, those with gamma from 2 / L_f,
+    ADEF from L = L_f.
 
     ECLK with dense snapshots has p = r(Q) and is tuned (L1, theta1) for rounds, and uncompressed
     L-Katyusha has the same p.  ECLK with the second compressor has all its parameters tuned for bits.
@@ -121,11 +122,17 @@ def contestants(problem: LinearModel, family: str, k: int, value: str) -> Iterat
         gamma,
         steps,
     )
+    delta = compressor.contraction(d)
+
+    def with_gradient_differences(s: Settings) -> Method:
+        method = theory.adef(constants, compressor, d, s["scale"] / delta**2)
+        return dataclasses.replace(method, restart=max(2, round(s["restart"] * (method.restart or 2))))
+
     yield Contestant(
         "ADEF",
-        lambda s: _restarted(theory.adef(constants, compressor, d, 1e4 * s["scale"]), s["restart"]),
+        with_gradient_differences,
         {"scale": 1.0, "restart": 1.0},
-        {"scale": HALVES, "restart": HALVES},
+        {"scale": (4.0, 0.5), "restart": HALVES},
     )
 
 
@@ -154,11 +161,6 @@ def second_compressor(
         "sigma": HALVES,
     }
     return Contestant("ECLK second compressor", build, start, moves, aim)
-
-
-def _restarted(method: Any, factor: float) -> Method:
-    rounds: Method = dataclasses.replace(method, restart=max(2, round(factor * method.restart)))
-    return rounds
 
 
 def compete(

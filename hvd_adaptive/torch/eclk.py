@@ -46,7 +46,8 @@ class ECLKOptimizer(torch.optim.Optimizer):
     compressor: None: top-k with a tenth of the coordinates.
     p: probability that the snapshot moves; None: the compression ratio.
     snapshot: second compressor for the snapshot's gradient; None: dense messages.
-    l1: weight of an l1 term, handled by its prox and not to be part of the closure.
+    l1: weight of an l1 term, handled by its prox and not to be part of the closure.  The answer is
+        a mean of points, so entries that are zero at the optimum are small, not exactly zero.
     network: None: the Horovod ranks where Horovod was initialised with several, else this process.
     seed: of the shared coin; the same on all ranks.
     check_every: rounds between checks of the loss over ranks.
@@ -114,7 +115,8 @@ class ECLKOptimizer(torch.optim.Optimizer):
         """(1, d): this rank's gradient at x, by the closure."""
         self._write(x)
         with torch.enable_grad():
-            self._losses.append(float(self._closure()))
+            loss = self._closure()
+        self._losses.append(float(loss.detach() if isinstance(loss, torch.Tensor) else loss))
         parts = (torch.zeros_like(one) if one.grad is None else one.grad for one in self._flat)
         return torch.cat([part.reshape(-1).to("cpu", torch.float64) for part in parts]).numpy()[None]
 

@@ -154,7 +154,7 @@ def rounds_to(method, problem, target=1e-8):
 
 
 def test_eclk_accelerates_and_ef21_does_not():
-    conditions = np.array([100.0, 1000.0, 10_000.0])
+    conditions = np.array([100.0, 1000.0, 10_000.0, 30_000.0])
     eclk, ef21 = [], []
     for condition in conditions:
         problem = least_squares(condition)
