@@ -51,7 +51,7 @@ def main(names, workers, l2, value, counts, rounds, budget, json_path) -> None:
         for k in (0, *(one for one in counts if one <= d)):
             start, moves = {"L1": 0.03125, "p": 8.0}, {"L1": (0.5, 2.0), "p": (0.5, 2.0)}
             if not k:
-                start["charge"], moves["charge"] = 0.25, (0.5, 2.0)
+                start["charge"], moves["charge"] = 0.125, (0.25, 2.0)
             tuned = walk(
                 lambda s, k=k: build(s, k), start, moves, problem, rounds, 1e-8, "bits", budget=budget,
             )  # fmt: skip

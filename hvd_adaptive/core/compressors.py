@@ -143,9 +143,34 @@ def index_width(dimension: int) -> int:
     return (dimension - 1).bit_length()
 
 
-def _gamma_bits(number: int) -> int:
-    """Bits of the Elias gamma code of a positive number."""
-    return 2 * number.bit_length() - 1
+_UNARY = 7
+
+
+def _encode_count(count: int) -> Mask:
+    """1 .. 7 in unary (zeros and a one): with an index of 7 bits each coordinate takes a byte.  Larger
+    ones as seven zeros and the Elias gamma code of count - 7."""
+    if count <= _UNARY:
+        return np.arange(count) == count - 1
+    rest = count - _UNARY
+    low = rest.bit_length() - 1
+    head = np.arange(_UNARY + low + 1) == _UNARY + low
+    return np.concatenate([head, _integers_to_bits(np.array([rest]), low)])
+
+
+def _count_bits(count: int) -> int:
+    return count if count <= _UNARY else _UNARY + 2 * (count - _UNARY).bit_length() - 1
+
+
+def _decode_count(bits: Mask) -> int:
+    zeros = int(np.argmax(bits)) if bits.any() else bits.size
+    if zeros < _UNARY:
+        if zeros == bits.size:
+            raise _damaged("ends early")
+        return zeros + 1
+    low, start = zeros - _UNARY, zeros + 1
+    if bits.size < start + low:
+        raise _damaged("ends early")
+    return _UNARY + (1 << low) + (int(_bits_to_integers(bits[start : start + low], low)[0]) if low else 0)
 
 
 def _low_width(count: int, dimension: int) -> int:
@@ -605,7 +630,7 @@ class Natural(_Random):
 class AdaptiveTopK(Compressor):
     """Top-k with the k that improves most per cost: the rule of `core.efficiency` at every vector.
 
-    A message is k as an Elias gamma code (one bit for k = 1), the support and the values.
+    A message is k (one bit for k = 1, two for k = 2), the support and the values.
 
     Parameters
     ----------
@@ -644,7 +669,7 @@ class AdaptiveTopK(Compressor):
         return mask, chosen
 
     def _size(self, counts: Counts, dimension: int) -> Counts:
-        supports = [_whole_bytes(_gamma_bits(k) + _support_code(k, dimension)[1]) for k in map(int, counts)]
+        supports = [_whole_bytes(_count_bits(k) + _support_code(k, dimension)[1]) for k in map(int, counts)]
         sizes: Counts = np.array(supports) + counts * VALUE_BITS[self.value]
         return sizes
 
@@ -656,22 +681,14 @@ class AdaptiveTopK(Compressor):
         indices = np.flatnonzero(self._mask(x[None])[0][0])
         dense = np.zeros_like(x)
         dense[indices] = round_values(x[indices], self.value)
-        low = _gamma_bits(indices.size) // 2
-        count = np.concatenate([np.arange(low + 1) == low, _integers_to_bits(np.array([indices.size]), low)])
-        support = _pack(np.concatenate([count, _encode_support(indices, x.size)]))
+        support = _pack(np.concatenate([_encode_count(indices.size), _encode_support(indices, x.size)]))
         return Compressed(dense, np.concatenate([support, _encode_values(x[indices], self.value)]))
 
     def extent(self, stream: Bytes, dimension: int) -> int:
         return _within(stream, int(self._size(np.array([self._count(stream, dimension)]), dimension)[0]) // 8)
 
     def _count(self, stream: Bytes, dimension: int) -> int:
-        bits = _unpack(stream[:8])
-        low = int(np.argmax(bits)) if bits.any() else bits.size
-        if bits.size < 2 * low + 1:
-            raise _damaged("ends early")
-        count = 1 << low
-        if low:
-            count += int(_bits_to_integers(bits[low + 1 : 2 * low + 1], low)[0])
+        count = _decode_count(_unpack(stream[:16]))
         if count > dimension:
             raise _damaged("holds a damaged count")
         return count
@@ -681,7 +698,7 @@ class AdaptiveTopK(Compressor):
         count = self._count(message, dimension)
         split = message.size - count * VALUE_BITS[self.value] // 8
         dense = np.zeros(dimension)
-        indices = _decode_support(_unpack(message[:split])[_gamma_bits(count) :], count, dimension)
+        indices = _decode_support(_unpack(message[:split])[_count_bits(count) :], count, dimension)
         dense[indices] = _decode_values(message[split:], self.value)
         return dense
 

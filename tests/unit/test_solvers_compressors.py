@@ -141,6 +141,16 @@ def test_message_sizes(compressor, d, bits):
     assert compressor.compress(x, np.random.default_rng(0)).bits == bits
 
 
+def test_every_count_of_the_adaptive_compressor_survives_the_wire():
+    for d in (1, 2, 9, 40, 300):
+        for k in range(1, d + 1):
+            x = np.zeros(d)
+            x[:k] = 1.0
+            one = adaptive(d, 1e6).compress(x, np.random.default_rng(0))
+            assert one.indices.size == k
+            assert (adaptive(d, 1e6).decode(one.message, d) == one.dense).all()
+
+
 def test_dithering_with_sqrt_d_levels_needs_about_three_bits_a_coordinate():
     x = np.random.default_rng(0).normal(size=10_000)
     one = Dithering(100).compress(x, np.random.default_rng(0))
