@@ -11,6 +11,7 @@ from ..core.errors import HvdAdaptiveError
 
 # name: (where it is, what --help says about it)
 COMMANDS = {
+    "bench": ("hvd_adaptive.cli.bench:bench", "Measure kernels, and adaptive against hindsight."),
     "doctor": (
         "hvd_adaptive.cli.doctor:doctor",
         "Say what is installed, what is missing, and what mends it.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .backend import Array, Backend
+from .parcel import contents_words
 from .recipe import Recipe
 from .statistics import Traffic
 from .worker import Worker
@@ -26,6 +27,7 @@ class Ensemble:
         self.workers = [Worker(b, recipe, dimensions) for _ in range(count)]
         for rank, worker in enumerate(self.workers):
             worker.meet(range(count), rank)
+        self._first, self._later = self.workers[0].buckets(first=True), self.workers[0].buckets()
 
     def reduce(self, gradients: Sequence[Sequence[Array]]) -> list[Array]:
         """The average that every worker would hold, flat and float32, one for each tensor.
@@ -50,7 +52,8 @@ class Ensemble:
             messages = None
             words = [0] * len(workers)
             if workers[0].gathers(contexts[0]):
-                words = [b.length(s.message) for s in sendings if s is not None]
+                contents = self._contents(slot, contexts[0].control.first)
+                words = [b.length(s.message) + contents for s in sendings if s is not None]
                 messages = b.concat([s.message for s in sendings if s is not None])
             aggregate = workers[0].incoming(contexts[0], ring, messages)
             for worker, context in zip(workers[1:], contexts[1:], strict=True):
@@ -63,6 +66,13 @@ class Ensemble:
             )
             worker.done(context)
         return aggregate
+
+    def _contents(self, slot: int, first: bool) -> int:
+        """The words of its parcel's contents that are to be counted with a slot."""
+        buckets = self._first if first else self._later
+        bucket = next(bucket for bucket in buckets if slot in bucket)
+        head = contents_words(0)
+        return contents_words(1) - head + (head if slot == min(bucket) else 0)
 
     def _average(self, rings: Sequence[Array]) -> Array:
         total = self._b.copy(rings[0])

@@ -23,6 +23,9 @@ from .timing import StepClock
 
 FORMAT = 1
 
+BUCKETS = 2
+"""Allgathers per step: the first leaves in the middle of the backward pass."""
+
 MEMORY = 64
 """Steps of the model after which a round is forgotten, however far behind some tensors are."""
 
@@ -99,6 +102,14 @@ class Worker:
         """The slots whose tensors are large enough to be compressed."""
         dimensions = enumerate(self.dimensions.items())
         return [slot for slot, (name, d) in dimensions if not self._choice.of(name).spares(d)]
+
+    def buckets(self, first: bool = False) -> list[list[int]]:
+        """The slots whose messages travel together; in their ``first`` step, all do."""
+        if first:
+            return [list(range(len(self.names)))]
+        large = self.compressed
+        dimensions = [self.dimensions[self.names[slot]] for slot in large]
+        return [[large[position] for position in group] for group in plans.buckets(dimensions, BUCKETS)]
 
     def set_recipe(
         self, recipe: Recipe | str | Mapping[str, Any], overrides: Mapping[str, Any] | None = None

@@ -18,9 +18,6 @@ from .gather import Gather
 from .horovod import load
 from .parameters import Parameters, refuse_adasum
 
-BUCKETS = 2
-"""Allgathers per step: the first leaves in the middle of the backward pass."""
-
 
 class _Ticket(NamedTuple):
     """What ``compress`` hands to ``decompress`` through Horovod."""
@@ -151,12 +148,9 @@ class Compressor:
             )
         ranks = list(process_set.ranks) if process_set.process_set_id else list(range(hvd.size()))
         if self._worker.meet(ranks, hvd.rank()):
-            large = self._worker.compressed
-            dimensions = [self._parameters.tensors[slot].numel() for slot in large]
-            groups = [[large[p] for p in group] for group in plans.buckets(dimensions, BUCKETS)]
-            everything = [list(range(len(self._parameters.tensors)))]
-            self._gather = Gather(self._tag, groups, len(ranks), process_set)
-            self._first = Gather(f"{self._tag}.first", everything, len(ranks), process_set)
+            self._gather = Gather(self._tag, self._worker.buckets(), len(ranks), process_set)
+            first = self._worker.buckets(first=True)
+            self._first = Gather(f"{self._tag}.first", first, len(ranks), process_set)
 
     # -- settings
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..core import parcel
 from ..core.backend import Array
 from ..core.statistics import Traffic
 from .horovod import load
@@ -23,8 +24,8 @@ class Gather:
 
     Which messages have come by when a bucket leaves may differ between ranks: one whose parameter
     was unused compresses it only when its optimizer steps, and that may be after a step of another
-    optimizer.  So what is sent begins with its contents (a number, then pairs of slot and length in
-    words), and a result is ready when it is complete; whatever is missing comes with the next round.
+    optimizer.  So what is sent is a :mod:`parcel <hvd_adaptive.core.parcel>`, which states its
+    contents, and a result is ready when it is complete; whatever is missing comes with the next round.
     All ranks have then received the same, and so agree whether there is a next round.
     """
 
@@ -61,11 +62,8 @@ class Gather:
 
     def _start(self, number: int, count: Count) -> None:
         waiting, self._waiting[number] = self._waiting[number], {}
-        slots = sorted(waiting)
-        contents = [len(slots), *(n for slot in slots for n in (slot, waiting[slot].numel()))]
-        device = waiting[slots[0]].device if slots else torch.device("cpu")
-        head = torch.tensor(contents, dtype=torch.int32, device=device)
-        packed = torch.cat([head, *(waiting[slot] for slot in slots)])
+        like = next(iter(waiting.values()), torch.zeros(0, dtype=torch.int32))
+        packed = parcel.pack(waiting, like)
         handle = load().allgather_async(packed, name=f"{self._tag}.{number}", process_set=self._process_set)
         self._underway[number] = handle, packed.numel()
         count(Traffic(bits_sent=32 * packed.numel(), messages=1))
@@ -77,9 +75,5 @@ class Gather:
         self._underway[number] = None
         rest = load().synchronize(handle)
         count(Traffic(bits_received=32 * (rest.numel() - own)))
-        for rank in range(self._world_size):
-            end = 1 + 2 * int(rest[0])
-            contents, rest = rest[1:end].tolist(), rest[end:]
-            for slot, length in zip(contents[::2], contents[1::2], strict=True):
-                self._received[slot][rank].append(rest[:length])
-                rest = rest[length:]
+        for rank, slot, words in parcel.unpack(rest, self._world_size):
+            self._received[slot][rank].append(words)
