@@ -14,6 +14,9 @@ from .backend import Array, Backend
 GREATEST_CHANGE = 4.0
 """A step changes the price by no more than this factor, either way."""
 
+GREATEST_PRICE = 16.0
+"""A steered price exceeds the mean improvement per cost of what is sent by no more than this factor."""
+
 _KEPT = 8  # significant bits of a price
 
 
@@ -34,11 +37,15 @@ def steered_price(b: Backend, price: Array, improvement: Array, variable: Array,
     ``variable``: what this step cost on top, at ``price``.  T falls with the price by a power that
     differs between heavy and light tails, so a step only makes up for part of the distance.  The
     first price is that of a typical coordinate among those of the first step.
+
+    Where even the least that can be sent is beyond the budget, the price would rise without end, and
+    be of no use when gradients grow again; so it stays within reach of what is sent.
     """
     known = (improvement > 0) & (improvement < float("inf")) & (variable > 0) & (budget > 0)
     excess = b.where(known, variable, 1.0) / b.where(known, budget, 1.0)
-    found = b.where(price > 0, price, 0.25 * improvement / b.where(known, variable, 1.0))
-    found = found * b.sqrt(excess)
+    mean = improvement / b.where(known, variable, 1.0)
+    found = b.where(price > 0, price, 0.25 * mean) * b.sqrt(excess)
+    found = b.minimum(found, GREATEST_PRICE * mean)
     return b.where(known, _snap(b, b.where(price > 0, _bounded(b, found, price), found)), price)
 
 

@@ -42,11 +42,7 @@ def settings_that_differ():
         for number, pair in enumerate(pairs):
             model = t.network()
             compressor = Compressor(pair[hvd.rank() == odd], model)
-            optimizer = hvd.DistributedOptimizer(
-                t.sgd(model),
-                named_parameters=[(f"{odd}.{number}.{n}", p) for n, p in model.named_parameters()],
-                compression=compressor,
-            )
+            optimizer = t.distributed(model, compressor, prefix=f"settings.{odd}.{number}.")
             before = t.weights(model)
             with t.raises(SettingsMismatchError, "different settings", "give every rank the same", "Recipe("):
                 t.train(model, optimizer, t.Batches(), 1)
@@ -82,7 +78,7 @@ def a_recipe_changed_on_one_rank():
     ):
         model = t.network(1)
         compressor = Compression.topk(model.named_parameters(), dense_below=dense_below)
-        optimizer = t.distributed(model, compressor)
+        optimizer = t.distributed(model, compressor, prefix=f"changed.{dense_below}.")
         t.train(model, optimizer, t.Batches(), 2)
         if hvd.rank() == 1:
             compressor.set_recipe("adaptive", dense_below=dense_below)
@@ -93,20 +89,26 @@ def a_recipe_changed_on_one_rank():
 def a_checkpoint_on_one_rank():
     import horovod.torch as hvd
     import training as t
+    from horovod.common.exceptions import HorovodInternalError
 
     from hvd_adaptive.core.errors import SettingsMismatchError
     from hvd_adaptive.torch import Compression
 
-    model = t.network(2)
-    compressor = Compression.topk(model.named_parameters())
-    t.train(model, t.distributed(model, compressor), t.Batches(), 2)
-    state = compressor.state_dict()
-    model = t.network(3)
-    compressor = Compression.topk(model.named_parameters())
-    if hvd.rank() == 1:
-        compressor.load_state_dict(state)
-    with t.raises(SettingsMismatchError, "different steps", "load checkpoints of the same step"):
-        t.train(model, t.distributed(model, compressor), t.Batches(), 1)
+    for dense_below, kind, words in (
+        (0, SettingsMismatchError, "load checkpoints of the same step"),
+        (1024, HorovodInternalError, "Mismatched ALLREDUCE tensor shapes"),
+    ):
+        model = t.network(2)
+        compressor = Compression.topk(model.named_parameters(), dense_below=dense_below)
+        t.train(model, t.distributed(model, compressor, prefix=f"saved.{dense_below}."), t.Batches(), 2)
+        state = compressor.state_dict()
+        model = t.network(3)
+        compressor = Compression.topk(model.named_parameters(), dense_below=dense_below)
+        if hvd.rank() == 1:
+            compressor.load_state_dict(state)
+        optimizer = t.distributed(model, compressor, prefix=f"loaded.{dense_below}.")
+        with t.raises(kind, words):
+            t.train(model, optimizer, t.Batches(), 1)
 
 
 def adasum():

@@ -184,6 +184,22 @@ def test_a_step_that_tells_nothing_leaves_the_price(price, improvement, cost):
     assert after(price, improvement, cost) == price
 
 
+def test_a_budget_below_the_least_message_does_not_wind_the_price_up():
+    """Communication cannot be held at its share here; when gradients grow, or time allows, it can."""
+    static = gradients(2)
+    poor = LinkTime(PayloadBits(1), bandwidth=1e6, compute=1e-6)
+    ensemble = Ensemble(NUMPY, adaptive(cost=poor, objective="progress", dense_below=0), LAYERS, 2)
+    prices = []
+    for _ in range(120):
+        ensemble.reduce(static)
+        prices.append(ensemble.workers[0].statistics().price)
+    assert max(prices[60:]) < 8 * max(prices[20:60])
+    assert set(ensemble.workers[0].statistics().sparsity.values()) == {1}
+    for _ in range(20):  # error feedback has piled up; what comes is sent in one step's time
+        ensemble.reduce([[x * np.float32(1e3) for x in own] for own in static])
+    assert ensemble.workers[0].statistics().improvement > 1e6 * 0.01
+
+
 def test_rounding_of_a_sum_does_not_move_the_price():
     """Ballots are summed in different orders from run to run."""
     rng = np.random.default_rng(1)

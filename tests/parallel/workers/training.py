@@ -16,6 +16,8 @@ from hvd_adaptive.torch import Compression, Compressor
 
 LINK = LinkTime(PayloadBits(1), bandwidth=1e7, compute=0.01)  # a given time, so that no clock has a say
 
+SETS: list[Any] = []  # the process sets of this run
+
 RECIPES: dict[str, Callable[..., Compressor]] = {
     "topk": lambda p, **o: Compression.topk(p, 0.02, **o),
     "topk int8": lambda p, **o: Compression.topk(p, 0.02, values="int8", **o),
@@ -38,10 +40,13 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, **{"momentum": 0.9, **options})
 
 
-def distributed(model: nn.Module, compression: Any, optimizer: Any = None, **options: Any) -> Any:
+def distributed(
+    model: nn.Module, compression: Any, optimizer: Any = None, prefix: str = "", **options: Any
+) -> Any:
+    """``prefix``: of Horovod's names, where an earlier optimizer of equal names was left in the middle."""
     return hvd.DistributedOptimizer(
         optimizer or sgd(model),
-        named_parameters=model.named_parameters(),
+        named_parameters=[(prefix + name, p) for name, p in model.named_parameters()],
         compression=compression,
         **options,
     )
