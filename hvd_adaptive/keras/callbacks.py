@@ -108,8 +108,8 @@ class LogCompression(keras.callbacks.Callback):
         self._compressor = getattr(compression, "compression", None)
         if not callable(getattr(self._compressor, "statistics", None)):
             raise ConfigurationError(
-                "LogCompression needs a model whose optimizer is a DistributedOptimizer with a compression of "
-                "hvd_adaptive.tensorflow.Compression"
+                "LogCompression needs a model whose optimizer is a DistributedOptimizer with a compression "
+                "of hvd_adaptive.tensorflow.Compression"
             )
         if hvd.rank() == 0:
             self._writer = tf.summary.create_file_writer(self.log_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..core.recipe import Recipe, restate
 from ..core.statistics import Statistics, Traffic
 from ..core.timing import KEPT
 from .backend import TENSORFLOW
-from .graphs import Counter, outside, refuse_xla
+from .graphs import Counter, call, outside, refuse_xla
 from .horovod import load
 from .state import TRAFFIC, Board, Slot, check_capacity
 
@@ -93,14 +94,15 @@ class Compressor(tf.Module):
         name: str | None = None,
     ) -> None:
         super().__init__(name="compressor")
-        self._expected = None if variables is None else _described(variables)
-        if overrides and self._expected is None:
+        expected = None if variables is None else _described(variables)
+        if overrides and expected is None:
             raise ConfigurationError("overrides go by names; pass variables=model.trainable_variables too")
-        self._choice = plans.choose(recipe, overrides, [label for label, _ in self._expected or []])
+        self._choice = plans.choose(recipe, overrides, [label for label, _ in expected or []])
         self._tag = plans.tag(name)
         self._process_set = process_set
         self._calls = Counter()
-        self._own: dict[str, Any] = {"ranks": [], "functions": {}}  # nothing in here is saved
+        # TensorFlow saves what hangs on a module in lists, dictionaries and variables; this it does not.
+        self._own = SimpleNamespace(ranks=[], functions={}, aliases=[], facts=None, expected=expected)
         self.slots: list[Slot] = []
         self.board: Board | None = None
 
@@ -127,12 +129,11 @@ class Compressor(tf.Module):
             ring = tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tf.identity(tensor)
             sent, messages, took, sparse = _bits(ring), 1.0, 0.0, None
         else:
-            with tf.control_dependencies([tensor]):
-                began = tf.timestamp()
+            tensor, began = _timed(tensor)
             start = self._start(position, step)
             residual = None if slot.residual is None else slot.residual.read_value()
             outgoing, pending, residual = self._once(
-                self._out, slot, tensor, residual, step, start, self._own["facts"][0]
+                self._out, slot, tensor, residual, step, start, self._own.facts[0]
             )
             with tf.control_dependencies([outgoing.ring, outgoing.message]):
                 took = tf.timestamp() - began
@@ -170,13 +171,12 @@ class Compressor(tf.Module):
             aggregate, sparsity = tensor, float(slot.dimension)
         else:
             sparse = ctx.sparse
-            with tf.control_dependencies([tensor, *([] if sparse.gathered is None else [sparse.gathered])]):
-                began = tf.timestamp()
+            (tensor, gathered), began = _timed((tensor, sparse.gathered))
             aggregate, residual, said = self._once(
                 self._back,
                 slot,
                 tensor,
-                sparse.gathered,
+                gathered,
                 sparse.pending,
                 sparse.residual,
                 ctx.step,
@@ -207,10 +207,10 @@ class Compressor(tf.Module):
     def _once(self, function: Any, slot: Slot | None, *arguments: Any) -> Any:
         recipe, dimension = (None, None) if slot is None else (self._choice.of(slot.label), slot.dimension)
         key = function.__name__, recipe, dimension
-        if key not in self._own["functions"]:
+        if key not in self._own.functions:
             fixed = functools.partial(function, recipe, dimension)
-            self._own["functions"][key] = tf.function(fixed, autograph=False)
-        return self._own["functions"][key](*arguments)
+            self._own.functions[key] = tf.function(fixed, autograph=False)
+        return call(self._own.functions[key], *arguments)
 
     def _head(self, recipe: None, dimension: None, rows: Any, step: Any, ring: Any) -> _Start:
         """How a step starts, from the ``rows`` of the one before and the cost of a dense ring."""
@@ -224,7 +224,7 @@ class Compressor(tf.Module):
         zero, recent = tf.constant(0.0, tf.float64), tf.zeros([KEPT], tf.float64)
         if not self._tuned:
             return _Start(zero, zero, zero, zero, bad_steps, zero, zero, recent)
-        tuned = restate(self._tuned[0][0], 1, len(self._own["ranks"])).adaptive
+        tuned = restate(self._tuned[0][0], 1, len(self._own.ranks)).adaptive
         assert tuned is not None
         counted = live & (columns["tuned"] > 0)
         totals = course.Totals(
@@ -262,7 +262,7 @@ class Compressor(tf.Module):
     ) -> tuple[Any, Any, dict[str, Any]]:
         """The aggregate, the residual, and what the ballots say, once they are known to agree."""
         plan, control = self._plan(recipe, dimension, 1), _control(recipe, step, start)
-        ranks, phase = self._own["ranks"], pipeline.phase(control)
+        ranks, phase = self._own.ranks, pipeline.phase(control)
         tally = ballot.read(TENSORFLOW, ring, ranks, plan.fingerprint, phase)
         for holds, message in (
             (tally.same_members, _other_members(ranks)),
@@ -279,7 +279,7 @@ class Compressor(tf.Module):
         return aggregate, residual, {**said, "nonfinite": bad, "tuned": tuned}
 
     def _plan(self, recipe: Recipe, dimension: int, total: Any) -> pipeline.Plan:
-        count = len(self._own["ranks"])
+        count = len(self._own.ranks)
         share, restated = dimension / total, restate(recipe, dimension, count)
         return pipeline.Plan("", dimension, share, restated, count, load().rank(), self._choice.fingerprint)
 
@@ -287,14 +287,14 @@ class Compressor(tf.Module):
 
     def _start(self, position: int, step: Any) -> _Start:
         assert self.board is not None
-        rows = self.board.read(self._own["aliases"][position], step - 1, self._own["facts"][2])
-        return self._once(self._head, None, rows, step, self._own["facts"][1])
+        rows = self.board.read(self._own.aliases[position], step - 1, self._own.facts[2])
+        return self._once(self._head, None, rows, step, self._own.facts[1])
 
     def _write(self, position: int, step: Any, row: Mapping[str, Any]) -> Any:
         assert self.board is not None
         row = {"tag": step + 1, **row}
         values = tf.stack([tf.cast(row[name], tf.float64) for name in _ROW])
-        alias = self._own["aliases"][position]
+        alias = self._own.aliases[position]
         return self.board.write(alias, step, position, tf.concat([values, row["recent"]], 0))
 
     # -- who takes part, and what is known of the model
@@ -304,7 +304,7 @@ class Compressor(tf.Module):
 
     def _meet(self) -> None:
         """At the first gradient: who takes part, and whether all were given the same settings."""
-        if self._own["ranks"]:
+        if self._own.ranks:
             return
         hvd, together = load(), self._ranks_together()
         if not together.included():
@@ -312,7 +312,7 @@ class Compressor(tf.Module):
                 f"rank {hvd.rank()} is not in the process set that this compressor was given; give "
                 "the compressor and Horovod's optimizer or tape the same process_set="
             )
-        self._own["ranks"] = list(together.ranks) if together.process_set_id else list(range(hvd.size()))
+        self._own.ranks = list(together.ranks) if together.process_set_id else list(range(hvd.size()))
         with tf.init_scope():
             if not tf.executing_eagerly():
                 return  # in a graph of TensorFlow 1 the ballots find it out
@@ -351,10 +351,10 @@ class Compressor(tf.Module):
 
     def _label(self, position: int, shape: Any) -> str:
         """The name of the next variable of that shape; those between have no dense gradient."""
-        if self._expected is None:
+        if self._own.expected is None:
             return str(position)
-        while self._expected:
-            name, expected = self._expected.pop(0)
+        while self._own.expected:
+            name, expected = self._own.expected.pop(0)
             if expected == shape:
                 return name
         raise UnknownTensorError(
@@ -369,14 +369,13 @@ class Compressor(tf.Module):
         def make() -> None:
             if self.board is None:
                 self.board = Board(_WIDTH)
-                own["aliases"] = []
-                own["facts"] = self._facts()
+                own.facts = self._facts()
             recipe = self._choice.of(label)
             keeps = recipe.memory.keeps and not recipe.spares(dimension)
             self.slots.append(Slot(dimension, keeps, label))
-            own["aliases"].append(self.board.alias())
+            own.aliases.append(self.board.alias())
             if tf.executing_eagerly():
-                own["facts"].assign(self._known())
+                own.facts.assign(self._known())
 
         outside(make)
 
@@ -391,7 +390,7 @@ class Compressor(tf.Module):
         total, ring = 1, float("inf")
         if self._tuned:
             total = sum(d for _, d in self._tuned)
-            tuned = restate(self._tuned[0][0], total, len(self._own["ranks"])).adaptive
+            tuned = restate(self._tuned[0][0], total, len(self._own.ranks)).adaptive
             assert tuned is not None
             ring = course.ring_cost(tuned, total)
         return np.array([total, ring, len(self.slots)], np.float64)
@@ -448,6 +447,14 @@ def _described(variables: Iterable[Any]) -> list[tuple[str, Any]]:
     named = [(getattr(v, "path", None) or v.name, tf.TensorShape(v.shape)) for v in variables]
     plans.check_names([name for name, _ in named])
     return named
+
+
+def _timed(tensors: Any) -> tuple[Any, Any]:
+    """The tensors, and the time when they were there, before anything is computed from them."""
+    with tf.control_dependencies([t for t in tf.nest.flatten(tensors) if t is not None]):
+        now = tf.timestamp()
+    with tf.control_dependencies([now]):
+        return tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), tensors), now
 
 
 def _bits(tensor: Any) -> Any:

@@ -65,5 +65,23 @@ def outside(make: Callable[[], T]) -> T:
     with tf.init_scope():
         if not tf.executing_eagerly():
             return make()
-    with ThreadPoolExecutor(1) as elsewhere:
-        return elsewhere.submit(make).result()
+    return _elsewhere(make)
+
+
+def call(function: Any, *arguments: Any) -> Any:
+    """``function(*arguments)``, where ``function`` is a ``tf.function`` without captures.
+
+    It is never traced as in TensorFlow 1, where ``==`` compares tensors by identity.
+    """
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        specs = tf.nest.map_structure(
+            lambda x: tf.TensorSpec(x.shape, x.dtype) if tf.is_tensor(x) else x, arguments
+        )
+        concrete = _elsewhere(lambda: function.get_concrete_function(*specs))
+        return concrete(*arguments)
+    return function(*arguments)
+
+
+def _elsewhere(make: Callable[[], T]) -> T:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()

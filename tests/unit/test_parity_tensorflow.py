@@ -1,0 +1,99 @@
+"""TensorFlow, traced, gives what NumPy gives: T, support, message bytes and aggregate, bit for bit.
+
+Sums over float32 (energies, norms) may be added in another order; they agree within 1e-5, and the
+price, which keeps eight significant bits of them, is the same.  torch against NumPy is in
+test_pipeline.py.
+"""
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from hvd_adaptive.core import ballot, course, pipeline, plans  # noqa: E402
+from hvd_adaptive.core.cost import Affine, LinkTime, PayloadBits  # noqa: E402
+from hvd_adaptive.core.numpy_backend import NUMPY  # noqa: E402
+from hvd_adaptive.core.policy import Control  # noqa: E402
+from hvd_adaptive.core.recipe import adaptive, randk, restate, sign, topk  # noqa: E402
+from hvd_adaptive.tensorflow.backend import TENSORFLOW  # noqa: E402
+
+LINK = LinkTime(PayloadBits(1), bandwidth=1e6, compute=0.01)
+DIMENSION = 700
+RECIPES = {
+    **{
+        f"topk {kind}": topk(0.05, values=kind, dense_below=0)
+        for kind in ("fp32", "fp16", "bf16", "int8", "int4")
+    },
+    "topk sampled": topk(0.05, exact=False, dense_below=0),
+    "topk warm-up": topk(0.02, warmup_steps=3, dense_below=0),
+    "randk": randk(0.1, dense_below=0),
+    "sign": sign(dense_below=0),
+    "sign half": sign(0.5, dense_below=0),
+    "adaptive": adaptive(cost=LINK, dense_below=0),
+    "adaptive sign": adaptive(cost=LINK, family="sign", dense_below=0),
+}
+
+
+def _gradient(step):
+    rng = np.random.default_rng(step)
+    x = rng.standard_normal(DIMENSION) * np.exp(rng.standard_normal(DIMENSION))
+    return (np.round(x) if step == 2 else x).astype(np.float32)  # ties
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_traced_steps_are_those_of_numpy(recipe):
+    plan = plans.plan(plans.choose(recipe, None, ["x"]), {"x": DIMENSION}, 2, 0)["x"]
+    tuned = recipe.adaptive is not None
+
+    def control(step, price, dense):
+        return Control(step=step, price=price, dense=dense) if tuned else Control(step=step)
+
+    @tf.function(autograph=False)
+    def out(gradient, residual, step, price, dense):
+        return pipeline.compress(TENSORFLOW, plan, control(step, price, dense), gradient, residual)
+
+    @tf.function(autograph=False)
+    def back(ring, messages, pending, residual, step, price, dense):
+        # a length that is not known while tracing, as after an allgather
+        messages = tf.raw_ops.PlaceholderWithDefault(input=messages, shape=[None])
+        incoming = pipeline.Incoming(ring, messages)
+        return pipeline.decompress(TENSORFLOW, plan, control(step, price, dense), incoming, pending, residual)
+
+    ours, theirs = np.zeros(DIMENSION, np.float32), tf.zeros([DIMENSION])
+    for step, price, dense in [(0, 0.0, False), (1, 50.0, False), (2, 1e-3, False), (3, 1.0, tuned)]:
+        gradient, here = _gradient(step), control(step, price, dense)
+        traced = tf.constant(step, tf.int64), tf.constant(price, tf.float64), tf.constant(dense)
+        sent, kept, ours = pipeline.compress(NUMPY, plan, here, gradient, ours.copy())
+        other, also, theirs = out(tf.constant(gradient), theirs, *traced)
+        assert int(kept.sparsity) == int(also.sparsity)
+        np.testing.assert_array_equal(kept.indices, also.indices)
+        assert sent.message.tobytes() == other.message.numpy().tobytes()
+        assert sent.ring[ballot.SIZE :].tobytes() == other.ring[ballot.SIZE :].numpy().tobytes()
+        np.testing.assert_allclose(sent.ring[: ballot.SIZE], other.ring[: ballot.SIZE], rtol=1e-5)
+        twice = np.concatenate([sent.message, sent.message])  # as if both ranks had sent the same
+        incoming = pipeline.Incoming(sent.ring, twice)
+        one, ours = pipeline.decompress(NUMPY, plan, here, incoming, kept, ours)
+        two, theirs = back(tf.constant(sent.ring), tf.constant(twice), also, theirs, *traced)
+        assert one.tobytes() == two.numpy().tobytes()
+        assert ours.tobytes() == theirs.numpy().tobytes()
+
+
+@pytest.mark.parametrize("cost", [LINK, Affine(PayloadBits(1), 1.0, 1e4)], ids=["link", "affine"])
+def test_the_course_is_that_of_numpy(cost):
+    tuned = restate(adaptive(cost=cost), DIMENSION, 2).adaptive
+    ring = course.ring_cost(tuned, DIMENSION)
+    follow = tf.function(
+        lambda heading, totals: course.follow(
+            TENSORFLOW, tuned, tf.constant(ring, tf.float64), heading, totals
+        ),
+        autograph=False,
+    )
+    rng = np.random.default_rng(0)
+    heading = course.Heading(*np.zeros(4))
+    for _ in range(200):
+        totals = course.Totals(*(rng.exponential(size=4) * 10.0 ** rng.integers(-3, 3, 4)))
+        expected, _ = course.follow(NUMPY, tuned, np.float64(ring), heading, totals)
+        traced = [type(x)(*(tf.constant(v, tf.float64) for v in x)) for x in (heading, totals)]
+        found, _ = follow(*traced)
+        np.testing.assert_array_equal(np.array(expected), np.array(found))
+        heading = expected
