@@ -18,17 +18,18 @@ from typing import Any
 import click
 import matplotlib
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
 EXAMPLES = Path(__file__).resolve().parent
-LINK = 10.0
-"""Mbit/s: a slow link, as between two sites.  `adaptive` is told so, and the table computes with it."""
+LINK = 100.0
+"""Mbit/s: the link that `adaptive` is told of, and that the table computes with."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ STEP = re.compile(r"step (\d+)/(\d+)")  # what the scripts print as they go
     "--framework", type=click.Choice(sorted({leg.framework for leg in LEGS})), help="Only this one's."
 )
 @click.option(
-    "--steps", type=click.IntRange(1), help="Steps of each run, instead of the scripts' own number."
+    "--steps", type=click.IntRange(2), help="Steps of each run, instead of the scripts' own number."
 )
 @click.option("--np", "ranks", default=2, show_default=True, help="Processes of each run.")
 @click.option("--link", default=LINK, show_default=True, help="The link that adaptive is for, in Mbit/s.")
@@ -93,7 +94,7 @@ def main(out: Path, framework: str | None, steps: int | None, ranks: int, link: 
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     for name, draw in {"loss": plot_loss, "sparsity": plot_sparsity, "time": plot_time}.items():
         figure = draw(runs)
-        figure.savefig(out / f"{name}.png", dpi=110)
+        figure.savefig(out / f"{name}.png", dpi=90)
         plt.close(figure)
     console.print(f"The plots and the numbers are in {out}/")
 
@@ -128,11 +129,19 @@ def launch(command: list[str], ranks: int, progressed: Any) -> None:
 def table(runs: list[tuple[Leg, dict[str, Any]]], link: float) -> Table:
     """The runs side by side.  Bits are what one rank hands to Horovod; seconds are those of the steps."""
     dense = {leg.framework: run["bits_per_rank"] for leg, run in runs if leg.recipe == "dense"}
-    found = Table(title=f"Handwritten digits, {runs[0][1]['ranks']} processes")
-    found.add_column("framework")
-    found.add_column("compression")
-    for name in ("test accuracy", "MB per rank", "less than dense", "seconds here", f"at {link:g} Mbit/s *"):
-        found.add_column(name, justify="right")
+    title = f"Handwritten digits, {runs[0][1]['ranks']} processes"
+    found = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False)
+    found.add_column("\nframework")
+    found.add_column("\ncompression")
+    headings = (
+        "test\naccuracy",
+        "MB per\nrank",
+        "less than\ndense",
+        "\nseconds",
+        f"seconds at\n{link:g} Mbit/s*",
+    )
+    for heading in headings:
+        found.add_column(heading, justify="right")
     for position, (leg, run) in enumerate(runs):
         bits = run["bits_per_rank"]
         after = runs[position + 1][0] if position + 1 < len(runs) else leg
@@ -146,7 +155,7 @@ def table(runs: list[tuple[Leg, dict[str, Any]]], link: float) -> Table:
             f"{run['seconds'] + bits / (link * 1e6):.0f}",
             end_section=after.framework != leg.framework,
         )
-    found.caption = f"* computed: seconds here + bits per rank / {link:g} Mbit/s"
+    found.caption = f"* computed: seconds + bits per rank / {link:g} Mbit/s"
     return found
 
 
@@ -180,6 +189,10 @@ def plot_loss(runs: list[tuple[Leg, dict[str, Any]]]) -> Any:
         axes.plot(megabytes, smooth, dashes, color=COLOURS.get(leg.recipe), linewidth=2, label=label)
         axes.plot(megabytes[-1], smooth[-1], "o", color=COLOURS.get(leg.recipe), markersize=5)
     axes.set(xscale="log", yscale="log", xlabel="MB sent by each rank", ylabel="training loss")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
     axes.set_title("Loss against what was sent", loc="left")
     axes.legend(frameon=False)
     _style(axes)
@@ -199,7 +212,7 @@ def plot_sparsity(runs: list[tuple[Leg, dict[str, Any]]]) -> Any:
                 continue  # a small tensor, which always goes dense
             axes.plot(steps, shares, linewidth=1.8, label=f"{name}, d = {dimension:,}")
         axes.set(yscale="log", xlabel="step", ylabel="T / d")
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
         axes.set_title(f"{leg.framework}: share of each layer that adaptive sends", loc="left")
         axes.legend(frameon=False)
         _style(axes)
