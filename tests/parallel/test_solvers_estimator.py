@@ -29,9 +29,8 @@ def fit_a_shard(framework: str):
         DistributedRidge(1.0 + hvd.rank()).fit(X, y)
     except SettingsMismatchError as error:
         mismatch = str(error)
-    return (
-        (logistic.coef_, logistic.intercept_, list(logistic.classes_)), (ridge.coef_, ridge.intercept_), mismatch
-    )  # fmt: skip
+    fitted = (logistic.coef_, logistic.intercept_, list(logistic.classes_))
+    return fitted, (ridge.coef_, ridge.intercept_), mismatch
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
