@@ -571,21 +571,21 @@ def replicas_stay_equal(steps):
     hvd.init()
     for number, recipe in enumerate(t.RECIPES):
         model = t.network(number)
-        adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+        adam = torch.optim.Adam(model.parameters(), lr=1e-2)
         optimizer = t.distributed(
             model, t.RECIPES[recipe](model.named_parameters()), None if number % 2 else adam
         )
         batches = t.Batches(number)
-        first = None
+        losses = []
         for _ in range(steps):
             optimizer.zero_grad()
             loss = batches.loss(model)
-            first = first or loss.item()
+            losses.append(loss.item())
             loss.backward()
             optimizer.step()
         assert_replicas_equal(model)
         assert_replicas_equal(optimizer.state_dict())
-        assert loss.item() < first, (recipe, first, loss.item())
+        assert sum(losses[-40:]) < 0.8 * sum(losses[:40]), (recipe, losses)
     return True
 
 
