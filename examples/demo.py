@@ -138,7 +138,7 @@ def table(runs: list[tuple[Leg, dict[str, Any]]], link: float) -> Table:
         "MB per\nrank",
         "less than\ndense",
         "\nseconds",
-        f"seconds at\n{link:g} Mbit/s*",
+        f"at {link:g}\nMbit/s*",
     )
     for heading in headings:
         found.add_column(heading, justify="right")
@@ -203,7 +203,7 @@ def plot_sparsity(runs: list[tuple[Leg, dict[str, Any]]]) -> Any:
     """T of each layer over the steps of the adaptive runs, as a share of the layer's coordinates."""
     adaptive = [(leg, run) for leg, run in runs if leg.recipe == "adaptive"]
     figure, panels = plt.subplots(
-        1, len(adaptive), figsize=(7 * len(adaptive), 4.2), layout="constrained", squeeze=False, sharey=True
+        1, len(adaptive), figsize=(7 * len(adaptive), 4.6), layout="constrained", squeeze=False, sharey=True
     )
     for axes, (leg, run) in zip(panels[0], adaptive, strict=True):
         for name, dimension in run["dimensions"].items():
@@ -214,7 +214,7 @@ def plot_sparsity(runs: list[tuple[Leg, dict[str, Any]]]) -> Any:
         axes.set(yscale="log", xlabel="step", ylabel="T / d")
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
         axes.set_title(f"{leg.framework}: share of each layer that adaptive sends", loc="left")
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
         _style(axes)
     return figure
 
