@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,8 +208,9 @@ def wheel_for(
 def _build(target: Target, store: WheelStore, log: Path, on_progress: Callable[[int], None]) -> Path:
     check_compiler()
     check_headers(target.include)
-    check_space(store.folder, BUILD_SPACE, "building Horovod")
-    with _working_folder(store.folder / f".build-{target.key}") as work:
+    work = _working_folder(store.folder, target)
+    check_space(work, BUILD_SPACE, "building Horovod")
+    with _emptied(work):
         tools = work / "tools"
         environment = clean_environment(work / "tmp")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tools), target.path]))
@@ -225,18 +227,48 @@ def _build(target: Target, store: WheelStore, log: Path, on_progress: Callable[[
             environment,
             on_line=lambda line: _report_percentage(line, on_progress),
         )
-        return store.add(target.key, next(work.glob("horovod-*.whl")))
+        wheel = next(work.glob("horovod-*.whl"))
+        check_wheel(wheel, target.frameworks)
+        return store.add(target.key, wheel)
+
+
+def _working_folder(base: Path, target: Target) -> Path:
+    """Where to compile: in ``base``, or in the temporary folder if the path of ``base`` will not do.
+
+    Horovod's CMake files take the path of their folder for a regular expression: with a "+" in it they
+    succeed, and put the libraries where the wheel does not have them.
+    """
+    name = f".build-{hashlib.sha256(target.key.encode()).hexdigest()[:16]}"
+    for folder in (base, Path(tempfile.gettempdir())):
+        if re.fullmatch(r"[\w./-]+", str(folder.absolute()), re.ASCII):
+            return folder.absolute() / name
+    raise SetupError(
+        f"Horovod cannot be compiled in {base}, since that path has other characters than letters, digits, "
+        '".", "-", "_" and "/": set TMPDIR to a folder without them and run the same command again.'
+    )
 
 
 @contextlib.contextmanager
-def _working_folder(folder: Path) -> Iterator[Path]:
+def _emptied(folder: Path) -> Iterator[None]:
     """An empty folder, gone afterwards; what a killed build left there goes first."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(parents=True)
     try:
-        yield folder
+        yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_wheel(wheel: Path, frameworks: Sequence[str]) -> None:
+    """Refuse a wheel that lacks the library of one of ``frameworks``."""
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+    for framework in frameworks:
+        if not any(re.match(rf"horovod/{framework}/mpi_lib[^/]*\.so$", name) for name in names):
+            raise SetupError(
+                f"Horovod's build ended without its library for {framework}: if you gave build settings "
+                "(HOROVOD_...), check them; else report it with the log."
+            )
 
 
 def fetch(pip: Sequence[str | Path], work: Path, log: Path, environment: Mapping[str, str]) -> Path:

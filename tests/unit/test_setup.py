@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import zipfile
 from pathlib import Path
@@ -160,6 +161,30 @@ def test_another_archive_is_refused(tmp_path):
     archive.write_bytes(b"something else")
     with pytest.raises(SetupError, match="not the one released"):
         horovod.check_hash(archive)
+
+
+@pytest.mark.parametrize("base", ["with+plus", "with space", "(c)"])
+def test_horovod_is_not_compiled_in_a_path_that_its_build_mistakes(tmp_path, base):
+    plain = horovod._working_folder(Path("/plain/wheels"), TARGET)
+    assert plain.parent == Path("/plain/wheels")
+    assert "+" not in plain.name, "as there is in the name of torch's CPU build"
+    assert horovod._working_folder(tmp_path / base, TARGET) == Path(tempfile.gettempdir(), plain.name)
+
+
+def test_no_path_to_compile_in(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/a b")
+    with pytest.raises(SetupError, match="set TMPDIR to a folder without them"):
+        horovod._working_folder(tmp_path / "a+b", TARGET)
+
+
+def test_a_wheel_without_its_libraries_is_refused(tmp_path):
+    wheel = tmp_path / "horovod.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("horovod/torch/mpi_lib_v2.cpython-311-x86_64-linux-gnu.so", "")
+        file.writestr("home/user/c++/horovod/tensorflow/mpi_lib.cpython-311-x86_64-linux-gnu.so", "")
+    horovod.check_wheel(wheel, ["torch"])
+    with pytest.raises(SetupError, match="without its library for tensorflow"):
+        horovod.check_wheel(wheel, ["torch", "tensorflow"])
 
 
 # --- the wheel store -------------------------------------------------------------------------------------
