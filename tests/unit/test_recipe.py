@@ -52,6 +52,9 @@ LINK = LinkTime(PayloadBits(1), bandwidth=1e9)
         ("sign", {"warmup_steps": "many"}, "warmup_steps"),
         ("adaptive", {"cost": 1e9}, "cost"),
         ("adaptive", {"family": "topk"}, "family"),
+        ("adaptive", {"objective": "speed"}, "objective"),
+        ("adaptive", {"share": 1.0}, "share"),
+        ("adaptive", {"share": "10%"}, "share"),
         ("adaptive", {"first_ratio": 0}, "first_ratio"),
         ("adaptive", {"values": "fp99"}, "values"),
         ("adaptive", {"values": "sign"}, "values"),
@@ -112,8 +115,9 @@ def test_what_the_recipes_are():
     assert randk(0.1, seed=3) == Recipe("randk", SharedRandom(0.1, 3), ErrorFeedback())
     assert sign().values == "sign" and sign().policy == Fixed(1.0)
     assert topk(0.1, warmup_steps=9).policy == Warmup(Fixed(0.1), 9, 0.25)
-    assert adaptive().adaptive == Adaptive(LINK, measure=True)
-    assert adaptive(warmup_steps=4).adaptive == Adaptive(LINK, measure=True)
+    default = Adaptive(LINK, measure=True, objective="progress")
+    assert adaptive().adaptive == adaptive(warmup_steps=4).adaptive == default
+    assert adaptive(cost=PayloadBits(1)).adaptive.objective == "energy"
     assert topk().adaptive is None and topk(warmup_steps=3).adaptive is None
     assert randk().shared and not topk().shared
     assert none().spares(10**12) and not topk().spares(1024) and topk().spares(1023)
@@ -151,6 +155,8 @@ def test_the_fingerprint_differs_for_each_option():
         "adaptive": dict(
             cost=LinkTime(PayloadBits(1), bandwidth=2e9),
             family="sign",
+            objective="energy",
+            share=0.2,
             values="bf16",
             first_ratio=0.5,
             error_feedback=False,
