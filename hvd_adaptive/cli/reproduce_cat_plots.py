@@ -75,8 +75,12 @@ def _sparsity(path: Path, data: str, experiment: Experiment, runs: Sequence[Run]
         for run in runs:
             if run.cost_name == name and run.family == family and run.rule in ("tuned", "dynamic"):
                 counts = run.trajectory.sparsities.mean(axis=1)
-                axis.plot(np.arange(1, counts.size + 1), counts, label=run.name, **_STYLE[run.rule])
-        axis.set_xscale("log")
+                axis.plot(
+                    np.arange(1, counts.size + 1),
+                    counts,
+                    label=run.name,
+                    **(_STYLE[run.rule] | {"linewidth": 0.9}),
+                )
         axis.set_ylim(bottom=0)
         axis.legend(fontsize=7)
     for axis in axes[-1]:
