@@ -13,6 +13,11 @@ from ..tensorflow.horovod import load
 
 hvd = load()
 
+# What tf.summary.scalar writes; this way TensorBoard itself need not be installed.
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+)
+
 
 class BroadcastInitialState(keras.callbacks.Callback):
     """Before training, gives every rank the weights and the optimizer state of one.
@@ -133,7 +138,7 @@ class LogCompression(keras.callbacks.Callback):
             "compression/improvement": found.improvement,
             **{f"sparsity/{name}": count for name, count in found.sparsity.items()},
         }
-        with self._writer.as_default():
+        with self._writer.as_default(step=found.step):
             for name, value in scalars.items():
-                tf.summary.scalar(name, value, step=found.step)
+                tf.summary.write(name, tf.constant(value, tf.float32), metadata=_SCALAR)
         self._writer.flush()

@@ -110,7 +110,7 @@ def ways_to_reduce():
         "passes": _trained("adam", averaged, joined=2),
         "embedding": _trained("adam", {}, embedding=True),
         "embedding in groups": _trained("adam", predivided, embedding=True),
-        "embedding in passes": _trained("adam", dense, joined=2, embedding=True),
+        "embedding in passes": _trained("sgd", dense, joined=2, embedding=True),
     }
 
 
@@ -190,8 +190,8 @@ def halves():
 
     from hvd_adaptive.keras import BroadcastInitialState, DistributedOptimizer
 
-    hvd.init()
-    sets = [hvd.add_process_set([0, 2]), hvd.add_process_set([1, 3])]
+    sets = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 3])]
+    hvd.init(process_sets=sets)
     own = sets[hvd.rank() % 2]
     x, y = _data()
     model = _network(seed=hvd.rank())

@@ -172,8 +172,8 @@ def test_variants_by_tape(horovodrun):
 def process_sets():
     import horovod.tensorflow as hvd
 
-    hvd.init()
-    sets = [hvd.add_process_set([0, 2]), hvd.add_process_set([1, 3])]
+    sets = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 3])]
+    hvd.init(process_sets=sets)
     own = sets[hvd.rank() % 2]
     compression = _compression(LOSSY, process_set=own)
     variables, *_ = _by_tape(compression, steps=4, process_set=own)
