@@ -560,7 +560,7 @@ def test_one_rank_trains_as_without_us(horovodrun):
     launch(horovodrun, ["plain_training"], np=1)
 
 
-def replicas_stay_equal(steps):
+def replicas_stay_equal(steps, recipes):
     import horovod.torch as hvd
     import torch
     import training as t
@@ -569,7 +569,7 @@ def replicas_stay_equal(steps):
 
     torch.set_num_threads(1)
     hvd.init()
-    for number, recipe in enumerate(t.RECIPES):
+    for number, recipe in enumerate(recipes or t.RECIPES):
         model = t.network(number)
         adam = torch.optim.Adam(model.parameters(), lr=1e-3)
         optimizer = t.distributed(
@@ -583,7 +583,7 @@ def replicas_stay_equal(steps):
     return True
 
 
-@pytest.mark.parametrize("np", [2, 4])
-def test_replicas_stay_bit_equal_over_200_steps(horovodrun, np):
-    run = horovodrun(replicas_stay_equal, 200, np=np, timeout=280, env={"HOROVOD_CYCLE_TIME": "1"})
+@pytest.mark.parametrize("np, recipes", [(2, None), (4, ["topk", "randk", "adaptive", "sign"])])
+def test_replicas_stay_bit_equal_over_200_steps(horovodrun, np, recipes):
+    run = horovodrun(replicas_stay_equal, 200, recipes, np=np, timeout=280, env={"HOROVOD_CYCLE_TIME": "1"})
     assert run.results == [True] * np
