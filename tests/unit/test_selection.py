@@ -97,7 +97,7 @@ def test_shared_random_coordinates_are_distinct(convert, dimension, share, seed,
     found = selection.shared_random(backend_of(like), like, dimension, count, seed, step)
     assert len(found) == count
     assert len(set(found.tolist())) == count
-    assert 0 <= int(min(found)) and int(max(found)) < dimension
+    assert int(min(found)) >= 0 and int(max(found)) < dimension
     again = selection.shared_random(backend_of(like), like, dimension, count, seed, step)
     assert found.tolist() == again.tolist()
 
@@ -145,3 +145,8 @@ def test_steps_and_seeds_give_other_coordinates():
         for step in range(20)
     }
     assert len(draws) == 100
+
+
+def test_float64_is_selected_by_its_values():
+    x = np.random.default_rng(0).standard_normal(5000)
+    assert selection.largest(backend_of(x), x, 50).tolist() == sorted(np.argsort(-np.abs(x))[:50].tolist())
