@@ -150,7 +150,8 @@ def _encode_count(count: int) -> Mask:
     """1 .. 7 in unary (zeros and a one): with an index of 7 bits each coordinate takes a byte.  Larger
     ones as seven zeros and the Elias gamma code of count - 7."""
     if count <= _UNARY:
-        return np.arange(count) == count - 1
+        unary: Mask = np.arange(count) == count - 1
+        return unary
     rest = count - _UNARY
     low = rest.bit_length() - 1
     head = np.arange(_UNARY + low + 1) == _UNARY + low
