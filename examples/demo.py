@@ -51,6 +51,10 @@ LEGS = [
     Leg("torch", "torch/digits.py", "fp16", "fp16"),
     Leg("torch", "torch/digits.py", "topk", "top-k 1 %"),
     Leg("torch", "torch/digits.py", "adaptive", "adaptive"),
+    Leg("tensorflow", "tf/digits.py", "dense", "dense"),
+    Leg("tensorflow", "tf/digits.py", "fp16", "fp16"),
+    Leg("tensorflow", "tf/digits.py", "topk", "top-k 1 %"),
+    Leg("tensorflow", "tf/digits.py", "adaptive", "adaptive"),
 ]
 
 STEP = re.compile(r"step (\d+)/(\d+)")  # what the scripts print as they go

@@ -107,6 +107,7 @@ class LogCompression(keras.callbacks.Callback):
         self.log_dir = str(log_dir)
         self.every = every
         self._writer: Any = None
+        self._compressor: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         compression = getattr(getattr(self.model.optimizer, "_distribution", None), "reduction", None)

@@ -237,7 +237,7 @@ class _Distributed:
     """Mixed in before the optimizer's own class."""
 
     # Keras saves an object under the class that it says it has.
-    __class__ = property(lambda self: type(self).__mro__[2])  # type: ignore[assignment]
+    __class__ = property(lambda self: type(self).__mro__[2])
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "loss_scale_factor":  # a LossScaleOptimizer sets this in what it wraps
@@ -249,14 +249,15 @@ class _Distributed:
         super().__setattr__(name, value)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        own: Any = self
         plain: Any = super()
         gradients = list(grads)
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if not self.built:  # not inside the branch that updates
-            with keras.name_scope(self.name):
-                self.build(variables)
-        scale = self.dynamic_scale.value if isinstance(self, keras.optimizers.LossScaleOptimizer) else None
-        self._distribution.apply(gradients, variables, scale, lambda reduced: plain.apply(reduced, variables))
+        variables = list(own._trainable_variables if trainable_variables is None else trainable_variables)
+        if not own.built:  # not inside the branch that updates
+            with keras.name_scope(own.name):
+                own.build(variables)
+        scale = own.dynamic_scale.value if isinstance(own, keras.optimizers.LossScaleOptimizer) else None
+        own._distribution.apply(gradients, variables, scale, lambda reduced: plain.apply(reduced, variables))
 
 
 def _scaled(gradient: Any, scale: Any, divide: bool = False) -> Any:

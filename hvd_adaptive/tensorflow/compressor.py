@@ -21,8 +21,11 @@ from .graphs import Counter, call, outside, refuse_xla
 from .horovod import load
 from .state import TRAFFIC, Board, Slot, check_capacity
 
-_ROW = ("tag", "tuned", *course.Totals._fields, "nonfinite", "bad_steps", "price", "dense", "until")
-_ROW += ("everything", "began", "took", "before", "ended")
+_ROW = (
+    *("tag", "tuned"),
+    *course.Totals._fields,
+    *("nonfinite", "bad_steps", "price", "dense", "until", "everything", "began", "took", "before", "ended"),
+)
 _WIDTH = len(_ROW) + KEPT
 
 
