@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -117,6 +118,11 @@ def run(
     except OSError as error:
         raise SetupError(f"{what} failed: {diagnose(str(error))}") from error
     output = "".join(lines)
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
+        raise SetupError(
+            f"{what} was ended by {name}: run the same command again. The whole output is in {log}"
+        )
     if process.returncode != 0:
         raise SetupError(f"{what} failed: {diagnose(output)} The whole output is in {log}")
     return output

@@ -464,6 +464,8 @@ def test_a_failing_program_names_its_log(tmp_path):
         command.run([sys.executable, "-c", code], "Building", log, on_line=seen.append)
     assert seen == ["one\n", "two\n"]
     assert log.read_text().endswith("one\ntwo\n")
+    with pytest.raises(SetupError, match=r"^Building was ended by SIGTERM: run the same command again"):
+        command.run(["sh", "-c", "kill -TERM $$"], "Building", log)
     with pytest.raises(SetupError, match=r"Building failed: .*No such file"):
         command.run([tmp_path / "absent"], "Building", log)
 
