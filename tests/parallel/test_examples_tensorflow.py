@@ -23,7 +23,7 @@ def test_digits(horovodrun, tmp_path, recipe):
         *("tensorflow", recipe),
         *(4, 2),
     )
-    assert sum(found["dimensions"].values()) == 173_738
+    assert sum(found["dimensions"].values()) == 173_578
     assert 0 <= found["accuracy"] <= 1
     assert found["loss"][-1][0] == found["bits_per_rank"]
     assert [step for step, _ in found["sparsity"]] == [1, 2, 3, 4]

@@ -204,6 +204,10 @@ CASES = {
         (lambda b, x, i, v: b.scatter_add_(fresh(b, x), i, v), [i64(BIG), i64(0), i64(1)], i64(-(2**63))),
         (lambda b, x, i, v: b.scatter_add_(fresh(b, x), i, v), [f32(4), i64(), f32()], f32(4)),
     ],
+    "copy": [
+        (lambda b, x: b.clear_(b.copy(x)), [f32(4, 5)], f32(0, 0)),  # what it copied stays as it is
+        (lambda b, x: b.copy(x), [i64(4, 5)], i64(4, 5)),
+    ],
     "add_": [
         (lambda b, x, y: b.add_(fresh(b, x), y), [f32(4, 5), f32(1, -5)], f32(5, 0)),
     ],
