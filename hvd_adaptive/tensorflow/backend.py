@@ -100,7 +100,7 @@ class TensorFlowBackend:
         return tf.reduce_all(tf.math.is_finite(x)) if x.dtype.is_floating else tf.constant(True)
 
     def kth_largest(self, x: Array, k: Any) -> Array:
-        return tf.reduce_min(tf.math.top_k(x, tf.cast(k, tf.int32), sorted=False).values)
+        return tf.raw_ops.NthElement(input=x, n=tf.cast(k, tf.int32) - 1, reverse=True)
 
     def nonzero(self, mask: Array) -> Array:
         return tf.reshape(tf.where(mask), [-1])
