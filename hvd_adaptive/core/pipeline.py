@@ -137,13 +137,14 @@ def compress(
 
     def shared() -> tuple[Array, ...]:
         indices = plan.recipe.policy.support(b, x, control)
-        values = b.take(x, indices)
         if control.first:  # the settings are not known to agree yet, and so neither do the supports
             indices = b.cast(0 - b.sort(0 - indices), "int64")
-            values = b.take(x, indices)
+        values = b.take(x, indices)
+        unsent, improvement = values - values, b.sum(values * values)
+        if control.first:
             words = message.encode(indices, values, plan.dimension, "fp32")
-            return b.zeros(0, "float32", x), words, indices, values - values, b.sum(values * values)
-        return values, nothing, indices, values - values, b.sum(values * values)
+            return b.zeros(0, "float32", x), words, indices, unsent, improvement
+        return values, nothing, indices, unsent, improvement
 
     send_all = b.constant(control.dense, "bool", x)
     riding, words, indices, unsent, improvement = (

@@ -21,17 +21,9 @@ from .kernels import jit
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITE = np.uint32(0x7F800000)
 _BLOCK, _PART = 64, 16
-_CACHED = 1 << 13
 _CHUNK = 1 << 20  # coordinates below which a second thread does not pay
 
-Floats = Any
 Bits = Any
-
-
-@jit
-def _add(x: Floats, y: Floats) -> None:
-    for i in range(len(x)):
-        x[i] += y[i]
 
 
 @jit
@@ -64,17 +56,6 @@ def _compact(x: Bits, least: Any, offset: int, found: Any) -> int:
     return count
 
 
-@jit
-def _add_and_compact(x: Floats, y: Floats, least: Any, offset: int, found: Any) -> int:
-    """``x += y`` and :func:`_compact` of it, block by block while it is in the cache."""
-    count = 0
-    for start in range(0, len(x), _CACHED):
-        end = min(start + _CACHED, len(x))
-        _add(x[start:end], y[start:end])
-        count += _compact(x[start:end].view(np.uint32), least, offset + start, found[count:])
-    return count
-
-
 def all_finite(x: np.ndarray[Any, Any]) -> bool:
     """Whether no element of ``x`` (float32, contiguous) is NaN or infinite."""
     return greatest_bits(x) < int(_INFINITE)
@@ -88,11 +69,6 @@ def greatest_bits(x: np.ndarray[Any, Any]) -> int:
     return int(max(_over_chunks(x.size, lambda a, z: int(_greatest(bits[a:z])))))
 
 
-def add(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-    """``x += y``; float32, contiguous, of equal length."""
-    _over_chunks(x.size, lambda a, z: _add(x[a:z], y[a:z]))
-
-
 def at_least(x: np.ndarray[Any, Any], threshold: float) -> np.ndarray[Any, Any]:
     """int64 positions, ascending, of magnitudes of at least ``threshold`` and above zero.
 
@@ -100,12 +76,6 @@ def at_least(x: np.ndarray[Any, Any], threshold: float) -> np.ndarray[Any, Any]:
     """
     least, bits = _bits(threshold), x.view(np.uint32)
     return _collected(x.size, lambda a, z, found: _compact(bits[a:z], least, a, found))
-
-
-def add_at_least(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], threshold: float) -> np.ndarray[Any, Any]:
-    """``x += y``, and the :func:`at_least` of the sum, in one pass."""
-    least = _bits(threshold)
-    return _collected(x.size, lambda a, z, found: _add_and_compact(x[a:z], y[a:z], least, a, found))
 
 
 def _bits(threshold: float) -> Any:
