@@ -74,6 +74,7 @@ def test_demo(tmp_path):
 
 
 def test_language_model_resumes_as_if_never_stopped(horovodrun, tmp_path):
+    """T23."""
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
     script = EXAMPLES / "torch/language_model.py"

@@ -115,6 +115,7 @@ def ways_to_reduce():
 
 
 def test_equals_one_process_on_the_joined_batch(horovodrun):
+    """T66, T68."""
     found = horovodrun(ways_to_reduce, env=KERAS3, timeout=1500).results
     for name in found[0]:
         first = _assert_replicas(found, name)
@@ -158,6 +159,7 @@ def compressed(log_dir):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_compression(horovodrun, tmp_path, size):
+    """T64, T76."""
     import tensorflow as tf
 
     run = horovodrun(compressed, str(tmp_path), np=size, env=KERAS3, timeout=1500)
@@ -352,6 +354,7 @@ def in_turn(path):
 
 
 def test_saving_loops_rates_and_refusals(horovodrun, tmp_path):
+    """T51, T54."""
     results = horovodrun(in_turn, str(tmp_path), env=KERAS3, timeout=1500).results
     for found in results:
         plain, updates, whole, resumed = found["resume"]
@@ -386,6 +389,7 @@ def import_it():
 
 
 def test_another_keras_backend_is_refused(horovodrun):
+    """T67."""
     env = {**KERAS3, "KERAS_BACKEND": "torch"}
     kind, said = horovodrun(import_it, np=1, env=env, timeout=900).results[0]
     assert kind == "ConfigurationError"

@@ -96,6 +96,7 @@ def run_snippets(snippets):
 
 
 def test_snippets(horovodrun, tmp_path, monkeypatch):
+    """T23, T81."""
     monkeypatch.chdir(tmp_path)
     snippets = _blocks("python")
     assert len(snippets) >= 5

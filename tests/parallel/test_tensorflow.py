@@ -120,6 +120,7 @@ def recipes_by_tape(names):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_recipes_by_tape(horovodrun, size):
+    """T1, T16, T65."""
     names = list(RECIPES) if size == 2 else ["topk", "adaptive"]
     run = horovodrun(recipes_by_tape, names, np=size, timeout=1500)
     for rank, found in enumerate(run.results):
@@ -188,6 +189,7 @@ def process_sets():
 
 
 def test_process_sets(horovodrun):
+    """T59."""
     results = horovodrun(process_sets, np=4, timeout=1500).results
     weights = [weights for weights, _ in results]
     assert weights[0].tobytes() == weights[2].tobytes()
@@ -238,6 +240,7 @@ def embeddings():
 
 
 def test_embeddings(horovodrun):
+    """T56, T58."""
     for (exact, slices, dense), equal, slots in horovodrun(embeddings, timeout=1500).results:
         assert exact[0] and slices[0] and not dense[0]
         np.testing.assert_allclose(slices[1], exact[1], atol=1e-5)
@@ -287,6 +290,7 @@ def tensorflow_1():
 
 
 def test_tensorflow_1(horovodrun):
+    """T43."""
     for found in horovodrun(tensorflow_1, timeout=1500).results:
         for name, (equal, exact, lossless, steps) in found.items():
             assert equal, name
@@ -349,6 +353,7 @@ def legacy_keras(path):
 
 
 def test_legacy_keras(horovodrun, tmp_path):
+    """T13, T43, T64, T65, T66."""
     for found, equal, steps, loaded, again in horovodrun(legacy_keras, str(tmp_path), timeout=1500).results:
         for name, (same, exact, lossless) in found.items():
             assert same, name
@@ -435,6 +440,7 @@ def refusals():
 
 
 def test_refusals(horovodrun):
+    """T31, T51."""
     for attempted, messages in horovodrun(refusals, timeout=900).results:
         assert list(messages) == attempted
         for name, message in messages.items():
@@ -489,6 +495,7 @@ def resume(path):
 
 
 def test_a_checkpoint_resumes_bit_for_bit(horovodrun, tmp_path):
+    """T24."""
     for found in horovodrun(resume, str(tmp_path), timeout=1500).results:
         for name, (weights, residuals, prices) in found.items():
             assert weights[0] == weights[1], name

@@ -48,6 +48,7 @@ def part(folder, begin, end, stop):
 
 @pytest.mark.parametrize("np", [2])
 def test_a_resumed_run_equals_the_uninterrupted_one(horovodrun, tmp_path, np):
+    """T22, T24."""
     straight = horovodrun(part, str(tmp_path), 0, 12, 5, np=np, timeout=200).results
     resumed = horovodrun(part, str(tmp_path), 5, 12, 5, np=np, timeout=200).results
     assert resumed == straight

@@ -17,7 +17,7 @@ def launch(horovodrun, names, np):
 
 
 def settings_that_differ():
-    """One rank differs in the recipe or in any option; all ranks say so at the first step."""
+    """One rank differs in the recipe or in any option; all ranks say so at the first step. (T31)"""
     import horovod.torch as hvd
     import training as t
 
@@ -112,6 +112,7 @@ def a_checkpoint_on_one_rank():
 
 
 def adasum():
+    """T54, T55."""
     import horovod.torch as hvd
     import training as t
 

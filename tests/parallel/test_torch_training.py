@@ -20,6 +20,7 @@ def launch(horovodrun, names, np, **options):
 
 
 def reductions():
+    """T1, T16, T76."""
     import horovod.torch as hvd
     import training as t
 
@@ -55,6 +56,7 @@ def groups():
 
 
 def several_backward_passes():
+    """T42."""
     import training as t
 
     from hvd_adaptive.torch import assert_replicas_equal
@@ -98,6 +100,7 @@ def clipping_between_synchronize_and_step():
 
 
 def zeroed_or_absent_gradients():
+    """T6, T17."""
     import training as t
 
     from hvd_adaptive.torch import assert_replicas_equal
@@ -118,7 +121,7 @@ def zeroed_or_absent_gradients():
 
 
 def unused_parameters_in_any_order():
-    """Ranks use other branches, in another order; one branch is never used, one is frozen."""
+    """Ranks use other branches, in another order; one branch is never used, one is frozen. (T30, T40)"""
     import random
 
     import horovod.torch as hvd
@@ -150,6 +153,7 @@ def unused_parameters_in_any_order():
 
 
 def gradients_of_any_type():
+    """T21."""
     import torch
     import training as t
 
@@ -168,7 +172,7 @@ def gradients_of_any_type():
 
 
 def sparse_gradients():
-    """Left to Horovod as they are, or made dense by it and then compressed."""
+    """Left to Horovod as they are, or made dense by it and then compressed. (T56, T58)"""
     import horovod.torch as hvd
     import torch
     import training as t
@@ -227,6 +231,7 @@ def sparse_gradients():
 
 
 def two_models_and_equal_names():
+    """T13."""
     import training as t
 
     from hvd_adaptive.torch import Compression, assert_replicas_equal
@@ -253,7 +258,7 @@ def two_models_and_equal_names():
 
 
 def one_compressor_over_two_optimizers():
-    """As for a GAN: one steps more often, and both are under way at once, with unused parameters."""
+    """As for a GAN: one steps more often, and both are under way at once, with unused parameters. (T13)"""
     import horovod.torch as hvd
     import torch
     import training as t
@@ -301,6 +306,7 @@ def one_compressor_over_two_optimizers():
 
 
 def overrides_and_a_change_of_recipe():
+    """T4, T85."""
     import training as t
 
     from hvd_adaptive.torch import Compression, assert_replicas_equal
@@ -373,7 +379,7 @@ def loss_scaling_skips_on_all_ranks():
 
 
 def reports_count_what_horovod_was_given():
-    """Bits and messages, against those that Horovod's own functions see."""
+    """Bits and messages, against those that Horovod's own functions see. (T3, T72, T73, T74)"""
     import horovod.torch as hvd
     import horovod.torch.optimizer as inside
     import training as t
@@ -433,6 +439,7 @@ def reports_count_what_horovod_was_given():
 
 
 def the_utility_finds_a_planted_difference():
+    """T33."""
     import horovod.torch as hvd
     import torch
     import training as t
@@ -482,7 +489,7 @@ def test_every_way_of_use_at_two_ranks(horovodrun):
 
 
 def process_sets():
-    """Even and odd ranks train models of their own."""
+    """Even and odd ranks train models of their own. (T59)"""
     import horovod.torch as hvd
     import training as t
 
@@ -512,7 +519,7 @@ def process_sets():
 
 
 def a_rank_outside_of_the_set():
-    """The last check: one that does not take part would keep the others waiting."""
+    """The last check: one that does not take part would keep the others waiting. (T59)"""
     import horovod.torch as hvd
     import training as t
 
@@ -557,6 +564,7 @@ def plain_training():
 
 
 def test_one_rank_trains_as_without_us(horovodrun):
+    """T62."""
     launch(horovodrun, ["plain_training"], np=1)
 
 
@@ -585,5 +593,6 @@ def replicas_stay_equal(steps, recipes):
 
 @pytest.mark.parametrize("np, recipes", [(2, None), (4, ["topk", "randk", "adaptive", "sign"])])
 def test_replicas_stay_bit_equal_over_200_steps(horovodrun, np, recipes):
+    """T33, T68."""
     run = horovodrun(replicas_stay_equal, 200, recipes, np=np, timeout=280, env={"HOROVOD_CYCLE_TIME": "1"})
     assert run.results == [True] * np

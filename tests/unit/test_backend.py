@@ -299,6 +299,7 @@ def test_operators_agree(on):
 
 
 def test_backend_is_found_by_the_array():
+    """T36."""
     assert backend_of(f32(1)) is NUMPY
     torch = pytest.importorskip("torch")
     assert backend_of(torch.nn.Parameter(torch.zeros(1))).name == "torch"

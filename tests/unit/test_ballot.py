@@ -52,6 +52,7 @@ def test_equal_settings_are_found_equal(count, reduction, fingerprint):
 @pytest.mark.parametrize("count", SIZES[1:])
 @pytest.mark.parametrize("others", [0xDEADBEEE, 0xDEADBEEF ^ 8, 0, 1 << 17])
 def test_one_rank_with_other_settings_is_found_by_all(count, reduction, others):
+    """T31."""
     for odd in {0, count // 2, count - 1}:
         votes = [cast(rank, others if rank == odd else 0xDEADBEEF) for rank in range(count)]
         ranks = list(range(count))

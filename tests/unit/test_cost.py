@@ -44,6 +44,7 @@ def test_worked_values():
 
 
 def test_allgather_grows_with_the_world_and_allreduce_hardly():
+    """T75."""
     payload = PayloadBits(1000)
     gather = [LinkTime(payload, 1e9, world_size=n)(10) for n in (2, 4, 8, 64)]
     reduce = [LinkTime(payload, 1e9, world_size=n, collective="allreduce")(10) for n in (2, 4, 8, 64)]

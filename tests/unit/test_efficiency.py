@@ -245,6 +245,7 @@ def test_packets_are_filled():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_zero_gradient(family):
+    """T78."""
     for cost in (PayloadBits(5), Affine(PayloadBits(5), 1, 9), Packets(PayloadBits(5))):
         found = best(np.zeros((5, 1)), cost, family)
         assert (found.sparsity, found.improvement, found.efficiency) == (1, 0, 0)

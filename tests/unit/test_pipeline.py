@@ -92,6 +92,7 @@ def identity(ensemble, steps, applied):
 )
 @settings(max_examples=8, deadline=None)
 def test_nothing_is_lost(recipe, seed, workers, count, power):
+    """T16, T29, T78."""
     steps = make(seed, workers, count, scale=10.0**power)
     ensemble = Ensemble(NUMPY, recipe, DIMENSIONS, workers)
     applied = [np.zeros(d) for d in DIMENSIONS.values()]
@@ -105,6 +106,7 @@ def test_nothing_is_lost(recipe, seed, workers, count, power):
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["topk fp32", "topk int8", "randk", "sign", "adaptive", "none"])
 def test_nothing_is_lost_of_torch_gradients_of_any_dtype(name, dtype):
+    """T21."""
     steps = [[[torch.from_numpy(x).to(dtype) for x in own] for own in step] for step in make(4, 2, 5)]
     ensemble = Ensemble(TORCH, RECIPES[name], DIMENSIONS, 2)
     applied = [np.zeros(d) for d in DIMENSIONS.values()]
@@ -205,6 +207,7 @@ def test_a_nonfinite_gradient_is_seen_by_all_and_poisons_nothing(recipe, value, 
 
 @pytest.mark.parametrize("cost", [LINK, Affine(PayloadBits(1), 1.0, 1e4)], ids=["link", "affine"])
 def test_zero_gradients_send_nothing_and_leave_the_price(cost):
+    """T40."""
     dimensions = {"vector": 90, "one": 1}
     ensemble = Ensemble(NUMPY, adaptive(cost=cost, dense_below=0), dimensions, 2)
     for gradients in make(3, 2, 5, dimensions):
@@ -228,6 +231,7 @@ def test_zero_gradients_send_nothing_and_leave_the_price(cost):
 
 @pytest.mark.parametrize("objective", ["energy", "progress"])
 def test_a_fast_link_goes_dense_and_comes_back(objective):
+    """T75."""
     ensemble = Ensemble(NUMPY, adaptive(cost=FAST, objective=objective, dense_below=0), DIMENSIONS, 2)
     worker = ensemble.workers[0]
     dense = []
@@ -265,6 +269,7 @@ def test_other_settings_on_one_worker_are_found_by_all_at_the_first_step(name, o
 
 
 def test_the_first_form_of_small_tensors_is_whole():
+    """T74."""
     ensemble = Ensemble(NUMPY, topk(0.01, dense_below=1000), DIMENSIONS, 2)
     gradients = make(2, 2, 1)[0]
     aggregates = ensemble.reduce(gradients)
@@ -333,7 +338,7 @@ def test_a_price_is_made_of_adaptive_tensors_alone():
 @pytest.mark.parametrize("after", ["randk", "sign", "adaptive", "none", "topk int4", "forgets"])
 @pytest.mark.parametrize("before", ["topk fp32", "randk", "adaptive dense spell", "sign"])
 def test_residuals_are_carried_over_to_another_recipe(before, after):
-    """Nothing is lost in a change of recipe at step 4, by the same identity."""
+    """Nothing is lost in a change of recipe at step 4, by the same identity. (T4)"""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         new = topk(0.05, error_feedback=False, dense_below=0) if after == "forgets" else RECIPES[after]
@@ -364,6 +369,7 @@ def test_residuals_are_carried_over_to_another_recipe(before, after):
 
 
 def test_warmup_counts_from_the_change_of_recipe():
+    """T5."""
     workers = pair(topk(0.1, dense_below=0))
     sent = []
     for number, step in enumerate(make(3, 2, 9)):
@@ -448,6 +454,7 @@ def test_tensors_that_step_at_their_own_pace():
 
 
 def test_a_state_continues_bit_for_bit():
+    """T15."""
     for recipe in RECIPES.values():
         steps = make(21, 2, 8)
         straight, broken = pair(recipe), pair(recipe)

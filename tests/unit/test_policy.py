@@ -39,6 +39,7 @@ def test_fixed_sends_exactly_its_share(convert, ratio):
 @both
 @pytest.mark.parametrize("steps, first, ratio", [(1, 0.25, 0.01), (7, 0.25, 0.01), (5, 1.0, 0.002)])
 def test_warmup_narrows_geometrically_to_the_target(convert, steps, first, ratio):
+    """T5, T77."""
     dimension = 4000
     x = convert(gaussian(dimension))
     policy = Warmup(Fixed(ratio), steps, first)
@@ -53,6 +54,7 @@ def test_warmup_narrows_geometrically_to_the_target(convert, steps, first, ratio
 
 @both
 def test_warmup_hands_over_to_the_adaptive_policy(convert):
+    """T29."""
     dimension = 4000
     x = convert(gaussian(dimension))
     b = backend_of(x)

@@ -64,6 +64,7 @@ LINK = LinkTime(PayloadBits(1), bandwidth=1e9)
     ],
 )
 def test_a_bad_setting_is_named(name, options, setting):
+    """T2."""
     with pytest.raises(ConfigurationError, match=rf"^{setting}"):
         build(name, options)
 
@@ -80,6 +81,7 @@ def test_a_bad_setting_is_named(name, options, setting):
     ],
 )
 def test_an_unknown_option_is_guessed(name, options, guess):
+    """T82."""
     with pytest.raises(
         ConfigurationError, match=f"no option '{next(iter(options))}'.*did you mean '{guess}'"
     ):
@@ -98,6 +100,7 @@ def test_an_unknown_recipe_is_guessed(name, guess):
 
 
 def test_from_config():
+    """T14."""
     assert from_config("topk") == topk()
     assert from_config({"recipe": "topk", "ratio": 0.2, "values": "int8"}) == topk(0.2, values="int8")
     assert from_config({"recipe": "none"}) == none()
@@ -111,6 +114,7 @@ def test_from_config():
 
 
 def test_what_the_recipes_are():
+    """T77, T83."""
     assert topk(0.1) == Recipe("topk", Fixed(0.1), ErrorFeedback(), "fp32")
     assert randk(0.1, seed=3) == Recipe("randk", SharedRandom(0.1, 3), ErrorFeedback())
     assert sign().values == "sign" and sign().policy == Fixed(1.0)
@@ -139,6 +143,7 @@ def test_time_is_measured_only_where_the_cost_has_none():
 
 @pytest.mark.parametrize("make", [topk, randk, sign, adaptive])
 def test_forgetting_is_warned_of(make):
+    """T83."""
     with pytest.warns(UserWarning, match="error_feedback=False"):
         recipe = make(error_feedback=False)
     assert isinstance(recipe.memory, NoMemory)
@@ -188,6 +193,7 @@ NAMES = ["encoder.embedding.weight", "encoder.layer.weight", "encoder.layer.bias
 
 
 def test_overrides_by_pattern():
+    """T85."""
     choice = plans.choose(
         "topk",
         {"*embedding*": {"recipe": "topk", "ratio": 0.001}, "*.bias": "none", "encoder*": sign()},
@@ -197,6 +203,7 @@ def test_overrides_by_pattern():
 
 
 def test_bad_overrides():
+    """T82."""
     with pytest.raises(ConfigurationError, match=r"'\*embeding\*' matches no parameter.*embedding"):
         plans.choose("topk", {"*embeding*": "none"}, NAMES)
     with pytest.raises(ConfigurationError, match=r"overrides\['head\*'\]: ratio must"):
@@ -236,6 +243,7 @@ def test_names_of_tensors():
 
 
 def test_buckets_hold_each_tensor_once_the_last_ones_first():
+    """T15."""
     for number in (1, 2, 3):
         groups = plans.buckets([10, 40, 30, 20, 100], number)
         assert sorted(p for group in groups for p in group) == [0, 1, 2, 3, 4]

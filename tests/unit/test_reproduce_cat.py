@@ -38,6 +38,7 @@ def problem(name, **settings):
 
 
 def test_json_holds_every_run(summary):
+    """T81."""
     assert summary["data"] == "breast_cancer"
     assert (summary["rows"], summary["dimension"], summary["workers"]) == (569, 30, 1)
     runs = {(r["family"], r["rule"], r["sparsity"], r["cost_model"]): r for r in summary["runs"]}

@@ -28,6 +28,7 @@ def reference(x: np.ndarray, count: int) -> list[int]:
 @given(x=vectors, data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_largest_are_exact_with_ties_and_zeros(convert, x, data):
+    """T78."""
     count = data.draw(st.integers(1, x.size))
     y = convert(x)
     found = selection.largest(backend_of(y), y, count)

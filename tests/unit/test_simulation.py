@@ -54,6 +54,7 @@ def test_time_to_a_target_is_interpolated():
 
 
 def test_adaptive_holds_communication_at_its_share():
+    """T75."""
     chosen = task("mlp")
     dimension = sum(p.numel() for p in chosen.model().parameters())
     link = link_of_ratio(30.0, dimension, 2)
@@ -63,6 +64,7 @@ def test_adaptive_holds_communication_at_its_share():
 
 
 def test_adaptive_goes_dense_where_dense_is_nearly_free():
+    """T72, T79."""
     chosen = task("mlp")
     dimension = sum(p.numel() for p in chosen.model().parameters())
     link = link_of_ratio(0.01, dimension, 2)
@@ -94,6 +96,7 @@ def test_simulate_says_what_an_option_looks_like():
 
 
 def test_bench_kernels_writes_quotients(tmp_path):
+    """T73."""
     file = tmp_path / "kernels.json"
     words = ["bench", "kernels", "--dimension", "20000", "--ratio", "0.01", "--repeats", "1"]
     result = CliRunner().invoke(main, [*words, "--json", str(file)])

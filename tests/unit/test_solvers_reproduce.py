@@ -55,6 +55,7 @@ def test_compressors_by_name():
 
 
 def test_reproduce_eclk_writes_runs_and_plots(tmp_path):
+    """T81."""
     arguments = "reproduce eclk --data breast_cancer --workers 4 --k 5 --l2 0.05 --rounds 400"
     arguments += " --target 1e-6 --budget 3"
     out = [*arguments.split(), "--json", str(tmp_path / "run.json"), "--plots", str(tmp_path)]

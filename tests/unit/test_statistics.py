@@ -15,6 +15,7 @@ def test_traffic_adds_up():
 
 
 def test_ratio():
+    """T76."""
     assert Traffic(bits_sent=5, bits_dense=100).ratio == 0.05
     assert Traffic().ratio == 1.0
 

@@ -36,6 +36,7 @@ def test_named_parameters_that_cannot_be_used(model):
 
 
 def test_options_are_checked_by_name(model):
+    """T2."""
     with pytest.raises(ConfigurationError, match="topk takes no option 'rtio'; did you mean 'ratio'"):
         Compression.topk(model, rtio=0.1)
     with pytest.raises(ConfigurationError, match="ratio must"):
@@ -49,6 +50,7 @@ def test_options_are_checked_by_name(model):
 
 
 def test_configurations(model):
+    """T14."""
     made = [
         Compression.topk(model, 0.2, overrides={"*.bias": "none"}, name="x"),
         Compression.from_config(
@@ -64,6 +66,7 @@ def test_configurations(model):
 
 
 def test_gradients_are_found_by_identity(model):
+    """T17."""
     parameters = Parameters(model)
     model(torch.ones(2, 5)).sum().backward()
     for _ in range(2):
@@ -76,6 +79,7 @@ def test_gradients_are_found_by_identity(model):
 
 
 def test_adasum_hands_over_parameters_and_is_refused(model):
+    """T54."""
     compressor = Compression.topk(model)
     with pytest.raises(ConfigurationError, match=r"op=hvd\.Adasum"):
         compressor.compress(model[0].weight)
@@ -88,6 +92,7 @@ def test_a_report_before_the_first_step(model):
 
 
 def test_a_state_before_the_first_step_survives_a_file(model, tmp_path):
+    """T22."""
     compressor = Compression.topk(model)
     torch.save(compressor.state_dict(), tmp_path / "state.pt")
     other = Compression.topk(model)
@@ -96,5 +101,6 @@ def test_a_state_before_the_first_step_survives_a_file(model, tmp_path):
 
 
 def test_sparse_gradients_pass_through(model):
+    """T56."""
     x = torch.eye(3).to_sparse()
     assert Compression.topk(model).decompress(x, None) is x

@@ -79,6 +79,7 @@ def test_a_kind_states_what_it_does(kind):
 
 
 def test_both_ends_of_the_range_survive_in_16_bits():
+    """T50."""
     values = np.array([7e4, -1e-8, 3.0, 1e-8, -7e4, 0.0], dtype=np.float32)
     got = value_kind("fp16").reconstruct(NUMPY, values)
     nonzero = values != 0
