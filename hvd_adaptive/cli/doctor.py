@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..setup.horovod import VERSION, Target
@@ -191,18 +192,42 @@ def hostname(
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(as_json: bool) -> None:
+@click.option("--hosts", metavar="A,B,..", help="Ask these hosts over ssh instead, and measure between them.")
+@click.option("--ssh-port", type=click.IntRange(1, 65535), help="With --hosts: sshd's port on each.")
+@click.option("--ssh-identity-file", metavar="FILE", help="With --hosts: the private key to log in with.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1, max=60),
+    default=1.0,
+    show_default=True,
+    help="With --hosts: of each measurement of bandwidth.",
+)
+def doctor(
+    as_json: bool, hosts: str | None, ssh_port: int | None, ssh_identity_file: str | None, seconds: float
+) -> None:
     """Say what is installed, what Horovod was built with, what is missing, and what mends it.
+
+    With --hosts, from the host on which horovodrun will be started: whether ssh reaches all, whether they
+    have the same software, clocks, hostnames, interfaces, MTU, and how fast the links between them are.
 
     The exit status is 1 if something that is needed is missing.
     """
+    details: dict[str, object] = {}
     with Console(stderr=True).status("Looking"):
-        findings = examine()
+        if hosts is None:
+            findings = examine()
+        else:
+            from . import doctor_hosts
+
+            options = ["-p", str(ssh_port)] if ssh_port else []
+            options += ["-i", ssh_identity_file] if ssh_identity_file else []
+            found = doctor_hosts.survey(doctor_hosts.parse_hosts(hosts), options, seconds)
+            findings = doctor_hosts.judge(found)
+            details = {"hosts": found.reports, "links": [asdict(link) for link in found.links]}
     healthy = all(finding.state != "missing" for finding in findings)
     if as_json:
-        click.echo(
-            json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2)
-        )
+        report = {"healthy": healthy, "findings": [asdict(finding) for finding in findings], **details}
+        click.echo(json.dumps(report, indent=2))
     else:
         _print(findings)
     sys.exit(0 if healthy else 1)
@@ -215,5 +240,5 @@ def _print(findings: list[Finding]) -> None:
         table.add_column(heading, overflow="fold")
     for finding in findings:
         state = f"[{colours[finding.state]}]{finding.state}"
-        table.add_row(state, finding.name, finding.found, finding.remedy)
+        table.add_row(state, *map(escape, (finding.name, finding.found, finding.remedy)))
     Console(highlight=False).print(table)

@@ -1,6 +1,5 @@
 """Hosts as network namespaces: real launches over ssh, a host that is cut off, and nothing left behind."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -9,16 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import hosts
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-MODULE = REPOSITORY / "benchmarks" / "network" / "hosts.py"
-
-spec = importlib.util.spec_from_file_location("hosts", MODULE)
-hosts = importlib.util.module_from_spec(spec)
-sys.modules["hosts"] = hosts
-spec.loader.exec_module(hosts)
-
+MODULE = Path(hosts.__file__)
 LACK = hosts.missing()
 pytestmark = pytest.mark.skipif(LACK is not None, reason=LACK or "")
 
