@@ -12,6 +12,10 @@ from ..core.errors import HvdAdaptiveError
 # name: (where it is, what --help says about it)
 COMMANDS = {
     "bench": ("hvd_adaptive.cli.bench:bench", "Measure kernels, and adaptive against hindsight."),
+    "calibrate": (
+        "hvd_adaptive.cli.calibrate:calibrate",
+        "Measure what the link charges (run it under horovodrun).",
+    ),
     "doctor": (
         "hvd_adaptive.cli.doctor:doctor",
         "Say what is installed, what is missing, and what mends it.",

@@ -23,8 +23,8 @@ from .numpy_backend import NUMPY
 _BASE = 8
 _DIGITS = 6
 
-_MEMBERS = 6  # where the rank begins
-_SETTINGS = 8  # where the digits begin
+_MEMBERS = 8  # where the rank begins
+_SETTINGS = 10  # where the digits begin
 
 _PHASE = _SETTINGS + _DIGITS
 
@@ -41,6 +41,8 @@ def make(
     energy: Any,
     fixed: Any,
     variable: Any,
+    sparse_time: Any,
+    dense_time: Any,
     rank: Any,
     fingerprint: int,
     phase: Any,
@@ -49,11 +51,16 @@ def make(
 
     ``nonfinite`` boolean; ``improvement``: of what is sent, and ``energy``: of what could be, in
     squared gradient units; ``fixed`` and ``variable``: cost that does not and that does depend on
-    how much is sent, in the cost model's unit; ``rank``: this one's, globally; ``fingerprint``: of
-    the settings; ``phase``: 0 to 7, where in the training this rank stands.
+    how much is sent, in the cost model's unit; ``sparse_time`` and ``dense_time``: seconds that a step
+    of either kind takes on this rank, 0 where that is not known; ``rank``: this one's, globally;
+    ``fingerprint``: of the settings; ``phase``: 0 to 7, where in the training this rank stands.
     """
     measured = (
-        b.cast(x, "float32") for x in (nonfinite, improvement, energy, fixed, variable, rank, rank * rank)
+        b.cast(x, "float32")
+        for x in (
+            *(nonfinite, improvement, energy, fixed, variable, sparse_time, dense_time),
+            *(rank, rank * rank),
+        )
     )
     return b.concat(
         [b.constant([1.0], "float32", like)]
@@ -81,6 +88,8 @@ class Tally:
     energy: Any
     fixed: Any
     variable: Any
+    sparse_time: Any
+    dense_time: Any
     nonfinite: Any
     same_settings: Any
     same_members: Any
@@ -107,6 +116,8 @@ def read(b: Backend, reduced: Array, ranks: Sequence[int], fingerprint: int, pha
         energy=mean[3],
         fixed=mean[4],
         variable=mean[5],
+        sparse_time=mean[6],
+        dense_time=mean[7],
         nonfinite=nonfinite(reduced),
         same_settings=settings < 0.5 / count,
         same_members=b.sum(b.cast(distance > 1e-8 + 1e-4 * expected, "int64")) == 0,

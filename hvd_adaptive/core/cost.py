@@ -365,6 +365,8 @@ class LinkTime(PayloadCost):
     compute: time of a step without communication, in seconds.
     world_size: n, the number of workers.
     collective: ``"allgather"`` or ``"allreduce"``.
+    ring_bandwidth, ring_latency: those of an allreduce, where they were measured apart from an
+        allgather's.
     """
 
     unit: ClassVar[str] = "second"
@@ -375,11 +377,17 @@ class LinkTime(PayloadCost):
     compute: float = 0.0
     world_size: int = 2
     collective: str = "allgather"
+    ring_bandwidth: float | None = None
+    ring_latency: float | None = None
 
     def __post_init__(self) -> None:
         _payload(self)
         _number(self, "bandwidth", positive=True)
         _number(self, "latency")
+        if self.ring_bandwidth is not None:
+            _number(self, "ring_bandwidth", positive=True)
+        if self.ring_latency is not None:
+            _number(self, "ring_latency")
         _number(self, "compute")
         _whole(self, "world_size", at_least=1)
         if self.collective not in ("allgather", "allreduce"):
@@ -404,6 +412,16 @@ class LinkTime(PayloadCost):
     def per_bit(self) -> float:
         share = 1.0 if self.collective == "allgather" else 1.0 / self.world_size
         return self.hops * share / self.bandwidth
+
+    def ring(self, payload: Payload) -> LinkTime:
+        """The cost of a step whose ``payload`` goes through an allreduce over the same link."""
+        return dataclasses.replace(
+            self,
+            payload=payload,
+            collective="allreduce",
+            bandwidth=self.bandwidth if self.ring_bandwidth is None else self.ring_bandwidth,
+            latency=self.latency if self.ring_latency is None else self.ring_latency,
+        )
 
 
 def _payload(model: PayloadCost) -> None:

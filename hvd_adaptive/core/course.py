@@ -22,14 +22,30 @@ from .price import next_price, steered_price
 from .recipe import Recipe
 
 DENSE_STEPS = 50
-"""Steps for which a decision to send everything stands before a sparse step is tried again."""
+"""Steps for which sending everything, decided by the cost model, stands before a sparse step is tried."""
+
+MEASURED_STEPS = 200
+"""The same, where measured times have decided it."""
+
+TRIAL_STEPS = 8
+"""Steps that are dense to learn what they take, where they might be the faster ones."""
+
+REVIEW_STEPS = 500
+"""Steps after which it is looked again whether dense ones might be faster."""
+
+DENSE_WORTH = 1.1
+"""Sparse steps that a dense one is worth: training takes that many more of them, or even more."""
+
+LIKELY = 2.0
+"""Dense steps are tried where they take no more than so many times a sparse one."""
 
 
 class Heading(NamedTuple):
     """What governs a step; float64 scalars.
 
     ``step``: of the model, from 0.  ``dense``: 1 where everything is sent, 0 elsewhere.  ``until``:
-    the step at which a dense spell ends.
+    the step at which a dense spell ends, or until which sparse steps are not called in question; 0
+    where they may be at once.
     """
 
     step: Array
@@ -45,6 +61,8 @@ class Totals(NamedTuple):
     energy: Array
     fixed: Array
     variable: Array
+    sparse_time: Array
+    dense_time: Array
 
 
 def follow(
@@ -66,15 +84,23 @@ def follow(
         price = steered_price(b, heading.price, totals.improvement, totals.variable, budget)
         dense_price = price * (budget / (whole - totals.fixed))  # at the price where it fits the budget
         pays = (whole - totals.fixed <= budget) & (totals.fixed > 0)
-    pays = pays & (price > 0) & (totals.improvement > 0)
+    sparse_time, dense_time = totals.sparse_time, totals.dense_time
+    known, timed = sparse_time > 0, (sparse_time > 0) & (dense_time > 0)
+    at_once, due = heading.until <= 0, step >= heading.until
+    likely = b.where(dense_time > 0, dense_time, whole) <= LIKELY * sparse_time
+    tried = known & likely & ((at_once & (timed == False)) | ((at_once == False) & due))  # noqa: E712
+    decided = at_once & b.where(timed, dense_time <= DENSE_WORTH * sparse_time, pays)
+    turns = (decided | tried) & (price > 0) & (totals.improvement > 0)
+    zero = step * 0
+    length = b.where(decided, b.where(timed, zero + MEASURED_STEPS, DENSE_STEPS), TRIAL_STEPS)
+    later = b.where(timed & due, step + REVIEW_STEPS, heading.until)
     spell = heading.dense > 0
     stays = spell & (step < heading.until)
-    zero = step * 0
     following = Heading(
         step,
         b.where(spell, heading.price, price),
-        b.where(spell, b.cast(stays, "float64"), b.cast(pays, "float64")),
-        b.where(stays, heading.until, b.where(pays & (heading.dense == 0), step + DENSE_STEPS, zero)),
+        b.where(spell, b.cast(stays, "float64"), b.cast(turns, "float64")),
+        b.where(spell, b.where(stays, heading.until, 0.0), b.where(turns, step + length, later)),
     )
     return following, dense_price
 
@@ -84,8 +110,7 @@ def ring_cost(tuned: Adaptive, dimension: int) -> float:
     no ring."""
     if not isinstance(tuned.cost, LinkTime):
         return float("inf")
-    ring = dataclasses.replace(tuned.cost, payload=DenseBits(dimension), collective="allreduce")
-    return float(ring(dimension))
+    return float(tuned.cost.ring(DenseBits(dimension))(dimension))
 
 
 @dataclass(frozen=True)
@@ -119,12 +144,18 @@ def advance(recipe: Recipe, dimension: int, course: Course, tallies: Sequence[Ta
     if before.dense:
         reason = course.reason if dense else "a sparse step, to compare it with dense ones"
     else:
-        reason = describe(tuned, price, bool(dense), float(dense_price))
+        reason = describe(tuned, price, bool(dense), float(dense_price), totals)
     return Course(control, int(until), reason)
 
 
-def describe(tuned: Adaptive, price: float, dense: bool, dense_price: float) -> str:
+def describe(tuned: Adaptive, price: float, dense: bool, dense_price: float, totals: Totals) -> str:
     """Why a step is dense or sparse."""
+    sparse_time, dense_time = 1e3 * totals.sparse_time, 1e3 * totals.dense_time
+    if sparse_time > 0 and dense_time > 0:
+        kind = "dense" if dense else "sparse"
+        return f"{kind}: a dense step takes {dense_time:.3g} ms and a sparse one {sparse_time:.3g} ms"
+    if sparse_time > 0 and dense:
+        return f"dense: to learn what dense steps take; a sparse one takes {sparse_time:.3g} ms"
     if tuned.objective == "progress":
         if dense:
             return f"dense: sending everything takes no more than {tuned.share:.0%} of a step"

@@ -46,6 +46,8 @@ class Ensemble:
             flat = [b.cast(b.reshape(g, (-1,)), "float32") for g in gradients]
             bits = 32 * b.length(flat[0])
             aggregate, words = self._average(flat), [0] * len(workers)
+            for worker, context in zip(workers, contexts, strict=True):
+                worker.as_it_is(context, aggregate)
         else:
             ring = self._average([s.ring for s in sendings if s is not None])
             bits = 32 * b.length(ring)

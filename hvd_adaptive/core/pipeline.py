@@ -94,6 +94,12 @@ def gathers(plan: Plan, control: Control) -> bool:
     return control.first or not (control.dense or plan.recipe.shared)
 
 
+def all_finite(b: Backend, x: Array) -> Array:
+    """Whether no element of a flat array is infinite or not a number: a boolean scalar."""
+    host = kernels.host(b, x)
+    return b.all_finite(x) if host is None else b.constant(scan.all_finite(host), "bool", x)
+
+
 def residual(b: Backend, plan: Plan, like: Array) -> Array | None:
     """The residual before the first step: float32 zeros, or None where none is kept."""
     return b.zeros(plan.dimension, "float32", like) if keeps(plan) else None
@@ -109,8 +115,7 @@ def compress(
     earlier recipe left it.
     """
     flat = b.cast(b.reshape(gradient, (plan.dimension,)), "float32")
-    host = kernels.host(b, flat)
-    finite = b.all_finite(flat) if host is None else b.constant(scan.all_finite(host), "bool", flat)
+    finite = all_finite(b, flat)
     flat = b.cond(finite, lambda: flat, lambda: b.zeros(plan.dimension, "float32", flat))
     memory = NoMemory() if residual is None else ErrorFeedback()
     x = memory.compensate(b, residual, flat)
@@ -151,10 +156,13 @@ def compress(
         shared() if plan.recipe.shared and not small(plan) else b.cond(send_all, everything, sparse)
     )
     if tuned is None:
-        fixed = variable = b.constant(0.0, "float32", x)
+        fixed = variable = sparse_time = dense_time = b.constant(0.0, "float32", x)
     else:
-        compute = b.cast(b.constant(control.compute, "float64", x), "float64")
-        fixed = plan.share * (tuned.cost.fixed + compute)
+        compute, sparse_time, dense_time = (
+            plan.share * b.cast(b.constant(seconds, "float64", x), "float64")
+            for seconds in (control.compute, control.sparse_time, control.dense_time)
+        )
+        fixed = plan.share * tuned.cost.fixed + compute
         variable = _variable(b, plan, tuned, indices, words)
     vote = ballot.make(
         b,
@@ -164,6 +172,8 @@ def compress(
         energy=energy,
         fixed=fixed,
         variable=variable,
+        sparse_time=sparse_time,
+        dense_time=dense_time,
         rank=b.constant(plan.rank, "float32", x),
         fingerprint=plan.fingerprint,
         phase=phase(control),

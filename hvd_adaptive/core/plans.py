@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from .errors import ConfigurationError
+from .link import Link
 from .pipeline import Plan
 from .recipe import Recipe, fingerprint, from_config, restate
 
@@ -50,6 +51,12 @@ class Choice:
         """Differs where choices do."""
         return fingerprint(self.recipe, self.overrides)
 
+    @property
+    def auto(self) -> bool:
+        """Whether the link is to be measured."""
+        tuned = (recipe.adaptive for recipe in (self.recipe, *(r for _, r in self.overrides)))
+        return any(policy is not None and policy.auto for policy in tuned)
+
     def of(self, name: str) -> Recipe:
         """The recipe of the tensor called ``name``."""
         return next((r for pattern, r in self.overrides if fnmatchcase(name, pattern)), self.recipe)
@@ -81,10 +88,12 @@ def choose(recipe: Any, overrides: Mapping[str, Any] | None, names: Sequence[str
     return choice
 
 
-def plan(choice: Choice, dimensions: Mapping[str, int], world_size: int, rank: Any) -> dict[str, Plan]:
+def plan(
+    choice: Choice, dimensions: Mapping[str, int], world_size: int, rank: Any, link: Link | None = None
+) -> dict[str, Plan]:
     """A plan for each tensor: ``dimensions`` maps names to numbers of elements, in model order.
 
-    ``rank``: this worker's among all, a number or a scalar array.
+    ``rank``: this worker's among all, a number or a scalar array.  ``link``: where it was measured.
     """
     recipes = {name: choice.of(name) for name in dimensions}
     tuned = [n for n, r in recipes.items() if r.adaptive is not None and not r.spares(dimensions[n])]
@@ -95,7 +104,7 @@ def plan(choice: Choice, dimensions: Mapping[str, int], world_size: int, rank: A
             name,
             dimension,
             dimension / total if name in tuned else 0.0,
-            restate(recipes[name], total, world_size),
+            restate(recipes[name], total, world_size, link),
             world_size,
             rank,
             mark,

@@ -22,7 +22,8 @@ class Control:
 
     All ranks hold the first three alike: ``step`` counts from 0, since the recipe was set, ``price``
     is improvement per unit of cost (0: not known yet), ``dense`` says that everything is sent this
-    step.  ``compute`` is this rank's own: measured seconds of a step without communication.
+    step.  The times are this rank's own, in seconds: ``compute`` of a step without communication,
+    ``sparse_time`` and ``dense_time`` of a whole step of either kind; 0 where they are not known.
     ``first``: the ranks have not compared their settings yet, so every tensor is sent in the one
     form that does not depend on them, a ballot and a message that describes itself.
     """
@@ -31,6 +32,8 @@ class Control:
     price: Any = 0.0
     dense: Any = False
     compute: Any = 0.0
+    sparse_time: Any = 0.0
+    dense_time: Any = 0.0
     first: bool = False
 
 
@@ -91,6 +94,7 @@ class Adaptive:
     hand.  ``family``: ``"sparsify"`` sends values, ``"sign"`` one magnitude and signs (the CAT
     paper's S and S+Q).  ``first_ratio``: T / d of the first step, before there is a price.
     ``measure``: the time of a step without communication is measured and added to the fixed cost.
+    ``auto``: ``cost`` stands in for a link that is measured when the ranks meet.
     ``objective``: what improvement means when the price is set: ``"energy"``, the squared gradient
     units that a message takes away, as in the CAT paper; or ``"progress"``, which is right under
     mini-batch noise and error feedback, where most energy is noise and what is not sent is only late:
@@ -104,6 +108,7 @@ class Adaptive:
     measure: bool = False
     objective: str = "energy"
     share: float = 0.1
+    auto: bool = False
 
     def __post_init__(self) -> None:
         _ratio("first_ratio", self.first_ratio)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from . import link
 from .cost import CostModel, LinkTime, PayloadBits, SignPayloadBits
 from .errors import ConfigurationError
 from .memory import ErrorFeedback, Memory, NoMemory
@@ -26,7 +27,7 @@ DENSE_BELOW = 1024
 header as it saves."""
 
 DEFAULT_BANDWIDTH = 1e9
-"""Bits per second of the link that ``adaptive`` assumes until links are measured."""
+"""Bits per second of the link that ``adaptive`` assumes where it cannot measure one."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def sign(
 
 def adaptive(
     *,
-    cost: CostModel | None = None,
+    cost: CostModel | str = "auto",
     objective: str | None = None,
     share: float = 0.1,
     family: str = "sparsify",
@@ -147,8 +148,9 @@ def adaptive(
     feedback: communication takes ``share`` of a step (see :class:`hvd_adaptive.core.policy.Adaptive`).
     The default is progress over a `LinkTime` and energy over any other cost.
 
-    ``cost``: any cost model.  The default is a link of 1 Gbit/s with the measured time of a step
-    without communication as fixed cost; a `LinkTime` whose ``compute`` is 0 is measured too.
+    ``cost``: ``"auto"``, which measures the link when the ranks meet; the path of a file that
+    ``hvd-adaptive calibrate`` wrote; or any cost model.  Over a link the time of a step without
+    communication is the fixed cost: measured, unless ``compute`` states it.
     The world size of a `LinkTime` is always the one at hand.  ``family``: ``"sparsify"`` sends
     ``values``, ``"sign"`` one magnitude and signs.
     """
@@ -159,10 +161,11 @@ def adaptive(
             f"values={values!r} does not fit family={family!r}: the family 'sign', and no other, has the "
             "values 'sign'"
         )
-    if cost is None:
+    auto = cost == "auto"
+    if isinstance(cost, str):
         bits = value_kind(values).bits
         payload = SignPayloadBits(1) if family == "sign" else PayloadBits(1, value_bits=bits)
-        cost = LinkTime(payload, bandwidth=DEFAULT_BANDWIDTH)
+        cost = LinkTime(payload, bandwidth=DEFAULT_BANDWIDTH) if auto else link.load(cost).cost(payload)
     if objective is None:
         objective = "progress" if isinstance(cost, LinkTime) else "energy"
     tuned = Adaptive(
@@ -172,6 +175,7 @@ def adaptive(
         measure=isinstance(cost, LinkTime) and cost.compute == 0,
         objective=objective,
         share=share,
+        auto=auto,
     )
     policy = _warmed(tuned, warmup_steps, warmup_ratio)
     return Recipe("adaptive", policy, _memory(error_feedback), values, dense_below)
@@ -238,14 +242,16 @@ def _memory(error_feedback: bool) -> Memory:
     return ErrorFeedback() if error_feedback else NoMemory()
 
 
-def restate(recipe: Recipe, dimension: int, world_size: int) -> Recipe:
+def restate(recipe: Recipe, dimension: int, world_size: int, measured: link.Link | None = None) -> Recipe:
     """The recipe with its cost model, if it has one, for a model of ``dimension`` coordinates
-    trained by ``world_size`` workers."""
+    trained by ``world_size`` workers, over the ``measured`` link where it was to be measured."""
     policy = recipe.adaptive
     if policy is None:
         return recipe
     cost = policy.cost.for_dimension(dimension)
     if isinstance(cost, LinkTime):
+        if policy.auto and measured is not None:
+            cost = measured.cost(cost.payload)
         cost = dataclasses.replace(cost, world_size=max(2, world_size))
     tuned = dataclasses.replace(policy, cost=cost)
     outer = dataclasses.replace(recipe.policy, then=tuned) if isinstance(recipe.policy, Warmup) else tuned

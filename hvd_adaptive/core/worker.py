@@ -16,6 +16,7 @@ from . import ballot, pipeline, plans
 from .backend import Array, Backend
 from .course import Course, advance
 from .errors import ConfigurationError, SettingsMismatchError
+from .link import Link
 from .policy import Control
 from .recipe import Recipe
 from .statistics import Statistics, Traffic
@@ -78,6 +79,7 @@ class Worker:
         self._latest = 0  # of the steps
         self._since = 0  # the step at which the recipe was set
         self._first = set(range(len(self.names)))  # slots of which no step has counted since then
+        self._flushed: set[int] = set()  # slots that a dense step left nothing to keep for
         self._away: set[int] = set()  # slots whose gradient went out and has not come back
         self._rounds: dict[int, _Round] = {}
         self._course = Course()
@@ -132,23 +134,35 @@ class Worker:
         self._rounds[self._latest] = _Round(self._course)
         self._ranks, self._plans = [], []
 
-    def meet(self, ranks: Sequence[int], rank: int) -> bool:
-        """Learns who takes part and which rank this is; says whether that is news."""
-        if list(ranks) == self._ranks and rank == self._plans[0].rank:
-            return False
+    def met(self, ranks: Sequence[int], rank: int) -> bool:
+        """Whether :meth:`meet` was told this last."""
+        return list(ranks) == self._ranks and rank == self._plans[0].rank
+
+    @property
+    def wants_link(self) -> bool:
+        """Whether :meth:`meet` should be given a measured link."""
+        return self._choice.auto
+
+    def meet(self, ranks: Sequence[int], rank: int, link: Link | None = None) -> None:
+        """Learns who takes part, which rank this is, and what was measured of the link between them."""
+        if self._ranks:  # newcomers have not seen the dense step that left nothing to keep
+            self._flushed.clear()
         self._ranks = list(ranks)
-        self._plans = list(plans.plan(self._choice, self.dimensions, len(ranks), rank).values())
-        return True
+        self._plans = list(plans.plan(self._choice, self.dimensions, len(ranks), rank, link).values())
 
     # -- one tensor's way out and back
 
     def control(self, slot: int) -> Control:
         """What governs the tensor's next step."""
         step, tuned, first = self._step(slot), self._plans[slot].recipe.adaptive, slot in self._first
-        compute = self.clock.compute if tuned is not None and tuned.measure else 0.0
         course = self._round(step).course
         control = Control() if first or tuned is None else course.control
-        return dataclasses.replace(control, step=step - self._since, compute=compute, first=first)
+        if tuned is not None and tuned.measure:
+            sparse, dense = self.clock.wholes
+            control = dataclasses.replace(
+                control, compute=self.clock.compute, sparse_time=sparse, dense_time=dense
+            )
+        return dataclasses.replace(control, step=step - self._since, first=first)
 
     def outgoing(self, slot: int, gradient: Array) -> tuple[pipeline.Outgoing | None, Context]:
         """What to send of a gradient, or None for one that goes as it is.
@@ -158,7 +172,7 @@ class Worker:
         plan, control, step = self._plans[slot], self.control(slot), self._step(slot)
         round = self._round(step)
         self._away.add(slot)
-        if pipeline.dense(plan, control):
+        if pipeline.dense(plan, control) or (control.dense and slot in self._flushed):
             round.sparsity[plan.name] = plan.dimension
             return None, Context(slot, step, control, None)
         if pipeline.keeps(plan) and self._residuals[slot] is None:
@@ -211,12 +225,18 @@ class Worker:
             self._b, plan, context.control, ring, context.pending, self._residuals[slot]
         )
         if tally.nonfinite:
-            self.nonfinite(context)
+            self._nonfinite(context)
         else:
             self._first.discard(slot)
+            (self._flushed.add if context.control.dense else self._flushed.discard)(slot)
         round.tallies[slot] = tally
 
-    def nonfinite(self, context: Context) -> None:
+    def as_it_is(self, context: Context, aggregate: Array) -> None:
+        """The flat ``aggregate`` of a gradient that went without a ballot has come back."""
+        if not bool(pipeline.all_finite(self._b, aggregate)):
+            self._nonfinite(context)
+
+    def _nonfinite(self, context: Context) -> None:
         """Some rank's gradient of this tensor was not finite."""
         if self._rounds[context.step].traffic.nonfinite_steps == 0:
             self.count(context, Traffic(nonfinite_steps=1))
@@ -226,7 +246,7 @@ class Worker:
         self._latest = max(self._latest, context.step + 1)
         self._steps[context.slot] = self._latest
         self._away.discard(context.slot)
-        self.clock.reduced()
+        self.clock.reduced(bool(context.control.dense))
 
     def count(self, context: Context, traffic: Traffic) -> None:
         """Adds to what the tensor's step, and all steps, have sent, received and taken."""
@@ -315,6 +335,7 @@ class Worker:
             "steps": dict(zip(self.names, self._steps, strict=True)),
             "since": self._since,
             "first": [self.names[slot] for slot in sorted(self._first)],
+            "flushed": [self.names[slot] for slot in sorted(self._flushed)],
             "course": {**dataclasses.asdict(course.control), "until": course.until, "reason": course.reason},
             "total": dataclasses.asdict(self._total),
         }
@@ -351,6 +372,7 @@ class Worker:
         self._latest = max(self._steps)
         self._since = int(state["since"])
         self._first = {slot for slot, name in enumerate(self.names) if name in state["first"]}
+        self._flushed = {slot for slot, name in enumerate(self.names) if name in state["flushed"]}
         control = {f.name: state["course"][f.name] for f in dataclasses.fields(Control)}
         self._course = Course(Control(**control), state["course"]["until"], state["course"]["reason"])
         self._rounds = {}

@@ -12,13 +12,15 @@ import tensorflow as tf
 
 from ..core import ballot, course, pipeline, plans
 from ..core.errors import ConfigurationError, SettingsMismatchError, UnknownTensorError
+from ..core.link import measured
 from ..core.policy import Control
 from ..core.recipe import Recipe, restate
 from ..core.statistics import Statistics, Traffic
-from ..core.timing import KEPT
+from ..core.timing import KEPT, Wholes
 from .backend import TENSORFLOW
 from .graphs import Counter, call, outside, refuse_xla
 from .horovod import load
+from .link import Collectives
 from .state import TRAFFIC, Board, Slot, check_capacity
 
 _ROW = (
@@ -26,11 +28,14 @@ _ROW = (
     *course.Totals._fields,
     *("nonfinite", "bad_steps", "price", "dense", "until", "everything", "began", "took", "before", "ended"),
 )
-_WIDTH = len(_ROW) + KEPT
+_WHOLES = len(_ROW)  # where what whole steps take begins
+_RECENT = _WHOLES + len(Wholes._fields)
+_WIDTH = _RECENT + KEPT
 
 
 class _Start(NamedTuple):
-    """What a step begins with, from the rows of the step before: float64 scalars; ``recent``: times."""
+    """What a step begins with, from the rows of the step before: float64 scalars; ``wholes`` and
+    ``recent``: times."""
 
     price: Any
     dense: Any
@@ -39,6 +44,7 @@ class _Start(NamedTuple):
     bad_steps: Any
     before: Any
     compute: Any
+    wholes: Any
     recent: Any
 
 
@@ -105,7 +111,9 @@ class Compressor(tf.Module):
         self._process_set = process_set
         self._calls = Counter()
         # TensorFlow saves what hangs on a module in lists, dictionaries and variables; this it does not.
-        self._own = SimpleNamespace(ranks=[], functions={}, aliases=[], facts=None, expected=expected)
+        self._own = SimpleNamespace(
+            ranks=[], link=None, functions={}, aliases=[], facts=None, expected=expected
+        )
         self.slots: list[Slot] = []
         self.board: Board | None = None
 
@@ -226,8 +234,9 @@ class Compressor(tf.Module):
         bad_steps = common("bad_steps") + common("nonfinite")
         zero, recent = tf.constant(0.0, tf.float64), tf.zeros([KEPT], tf.float64)
         if not self._tuned:
-            return _Start(zero, zero, zero, zero, bad_steps, zero, zero, recent)
-        tuned = restate(self._tuned[0][0], 1, len(self._own.ranks)).adaptive
+            wholes = tf.zeros([len(Wholes._fields)], tf.float64)
+            return _Start(zero, zero, zero, zero, bad_steps, zero, zero, wholes, recent)
+        tuned = restate(self._tuned[0][0], 1, len(self._own.ranks), self._own.link).adaptive
         assert tuned is not None
         counted = live & (columns["tuned"] > 0)
         totals = course.Totals(
@@ -240,11 +249,18 @@ class Compressor(tf.Module):
         began, took = (
             tf.concat([tf.where(live, columns[name], 0.0), [0.0]], 0) for name in ("began", "took")
         )
-        kept = tf.where(live[:, tf.newaxis], rows[:, len(_ROW) :], 0.0)
-        recent = _recent(kept, began, took, common("before"))
+        kept = tf.reduce_max(
+            tf.concat([tf.where(live[:, tf.newaxis], rows, 0.0), tf.zeros([1, _WIDTH], tf.float64)], 0),
+            axis=0,
+        )
+        recent = _recent(kept[_RECENT:], began, took, common("before"))
         compute = _median(recent) if tuned.measure else zero
+        whole = tf.where(common("before") > 0, common("ended") - common("before"), 0.0)
+        wholes = Wholes(*tf.unstack(kept[_WHOLES:_RECENT])).after(TENSORFLOW, whole, common("dense") > 0)
         _, price, dense, until = heading
-        return _Start(price, dense, until, everything, bad_steps, common("ended"), compute, recent)
+        return _Start(
+            price, dense, until, everything, bad_steps, common("ended"), compute, tf.stack(wholes), recent
+        )
 
     def _out(
         self, recipe: Recipe, dimension: int, tensor: Any, residual: Any, step: Any, start: _Start, total: Any
@@ -283,7 +299,7 @@ class Compressor(tf.Module):
 
     def _plan(self, recipe: Recipe, dimension: int, total: Any) -> pipeline.Plan:
         count = len(self._own.ranks)
-        share, restated = dimension / total, restate(recipe, dimension, count)
+        share, restated = dimension / total, restate(recipe, dimension, count, self._own.link)
         return pipeline.Plan("", dimension, share, restated, count, load().rank(), self._choice.fingerprint)
 
     # -- the rows of the board
@@ -298,7 +314,7 @@ class Compressor(tf.Module):
         row = {"tag": step + 1, **row}
         values = tf.stack([tf.cast(row[name], tf.float64) for name in _ROW])
         alias = self._own.aliases[position]
-        return self.board.write(alias, step, position, tf.concat([values, row["recent"]], 0))
+        return self.board.write(alias, step, position, tf.concat([values, row["wholes"], row["recent"]], 0))
 
     # -- who takes part, and what is known of the model
 
@@ -323,6 +339,9 @@ class Compressor(tf.Module):
             all_settings = hvd.allgather(mine, name=f"{self._tag}.settings", process_set=together)
         if len(set(all_settings.numpy().tolist())) > 1:
             raise SettingsMismatchError(self._other_settings())
+        if self._choice.auto:
+            with tf.init_scope():
+                self._own.link = measured(self._own.ranks, Collectives(together))
 
     def _other_settings(self) -> str:
         return (
@@ -393,7 +412,7 @@ class Compressor(tf.Module):
         total, ring = 1, float("inf")
         if self._tuned:
             total = sum(d for _, d in self._tuned)
-            tuned = restate(self._tuned[0][0], total, len(self._own.ranks)).adaptive
+            tuned = restate(self._tuned[0][0], total, len(self._own.ranks), self._own.link).adaptive
             assert tuned is not None
             ring = course.ring_cost(tuned, total)
         return np.array([total, ring, len(self.slots)], np.float64)
@@ -475,7 +494,16 @@ def _recorded(slot: Slot, step: Any, sparsity: Any, counts: Mapping[str, Any]) -
 def _control(recipe: Recipe, step: Any, start: _Start) -> Control:
     if recipe.adaptive is None:
         return Control(step=step)
-    return Control(step=step, price=start.price, dense=start.dense > 0, compute=start.compute)
+    sparse, dense = Wholes(*tf.unstack(start.wholes)).told(TENSORFLOW)
+    measure = float(recipe.adaptive.measure)
+    return Control(
+        step=step,
+        price=start.price,
+        dense=start.dense > 0,
+        compute=start.compute,
+        sparse_time=measure * sparse,
+        dense_time=measure * dense,
+    )
 
 
 def _recent(kept: Any, began: Any, took: Any, before: Any) -> Any:
@@ -484,8 +512,7 @@ def _recent(kept: Any, began: Any, took: Any, before: Any) -> Any:
     last = tf.reduce_max(began)
     idle = last - before - tf.reduce_sum(tf.where(began < last, took, 0.0))
     newest = tf.where(before > 0, tf.maximum(idle, 1e-9), 0.0)
-    older = tf.reduce_max(tf.concat([kept, tf.zeros([1, KEPT], tf.float64)], 0), axis=0)
-    return tf.concat([older[1:], [newest]], 0)
+    return tf.concat([kept[1:], [newest]], 0)
 
 
 def _median(recent: Any) -> Any:
@@ -507,7 +534,8 @@ def _reason(tuned: Any, board: list[dict[str, float]], price: float) -> str:
     if price <= 0:
         return course.Course().reason
     dense = max(row["dense"] for row in board) > 0
-    return course.describe(tuned, price, dense, max(row["everything"] for row in board))
+    totals = course.Totals(*(sum(row[name] for row in board) for name in course.Totals._fields))
+    return course.describe(tuned, price, dense, max(row["everything"] for row in board), totals)
 
 
 def _other_members(ranks: list[int]) -> str:

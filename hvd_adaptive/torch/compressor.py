@@ -10,12 +10,14 @@ import torch
 
 from ..core import ballot, plans
 from ..core.errors import ConfigurationError
+from ..core.link import measured
 from ..core.recipe import Recipe, build
 from ..core.statistics import Statistics, Traffic
 from ..core.worker import Context, Worker
 from .backend import TORCH
 from .gather import Gather
 from .horovod import load
+from .link import Collectives
 from .parameters import Parameters, refuse_adasum
 
 
@@ -111,8 +113,7 @@ class Compressor:
         with torch.no_grad():
             if context.pending is None:
                 result, waited = tensor.to(gradient.dtype), 0.0
-                if not bool(torch.isfinite(result).all()):
-                    worker.nonfinite(context)
+                worker.as_it_is(context, result.view(-1))
             else:
                 worker.settle(context, tensor)
                 messages, waited = self._messages(context)
@@ -147,10 +148,13 @@ class Compressor:
                 "the compressor and hvd.DistributedOptimizer the same process_set="
             )
         ranks = list(process_set.ranks) if process_set.process_set_id else list(range(hvd.size()))
-        if self._worker.meet(ranks, hvd.rank()):
-            self._gather = Gather(self._tag, self._worker.buckets(), len(ranks), process_set)
-            first = self._worker.buckets(first=True)
-            self._first = Gather(f"{self._tag}.first", first, len(ranks), process_set)
+        if self._worker.met(ranks, hvd.rank()):
+            return
+        link = measured(ranks, Collectives(process_set)) if self._worker.wants_link else None
+        self._worker.meet(ranks, hvd.rank(), link)
+        self._gather = Gather(self._tag, self._worker.buckets(), len(ranks), process_set)
+        first = self._worker.buckets(first=True)
+        self._first = Gather(f"{self._tag}.first", first, len(ranks), process_set)
 
     # -- settings
 

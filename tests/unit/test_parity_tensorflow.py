@@ -91,7 +91,9 @@ def test_the_course_is_that_of_numpy(cost):
     rng = np.random.default_rng(0)
     heading = course.Heading(*np.zeros(4))
     for _ in range(200):
-        totals = course.Totals(*(rng.exponential(size=4) * 10.0 ** rng.integers(-3, 3, 4)))
+        sizes = rng.exponential(size=6) * 10.0 ** rng.integers(-3, 3, 6)
+        sizes[4:] *= rng.random(2) < 0.7  # times that are not always known
+        totals = course.Totals(*sizes)
         expected, _ = course.follow(NUMPY, tuned, np.float64(ring), heading, totals)
         traced = [type(x)(*(tf.constant(v, tf.float64) for v in x)) for x in (heading, totals)]
         found, _ = follow(*traced)

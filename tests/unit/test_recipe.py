@@ -119,7 +119,7 @@ def test_what_the_recipes_are():
     assert randk(0.1, seed=3) == Recipe("randk", SharedRandom(0.1, 3), ErrorFeedback())
     assert sign().values == "sign" and sign().policy == Fixed(1.0)
     assert topk(0.1, warmup_steps=9).policy == Warmup(Fixed(0.1), 9, 0.25)
-    default = Adaptive(LINK, measure=True, objective="progress")
+    default = Adaptive(LINK, measure=True, objective="progress", auto=True)
     assert adaptive().adaptive == adaptive(warmup_steps=4).adaptive == default
     assert adaptive(cost=PayloadBits(1)).adaptive.objective == "energy"
     assert topk().adaptive is None and topk(warmup_steps=3).adaptive is None
