@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from . import ballot, kernels, message, scan
 from .backend import Array, Backend
 from .cost import LinkTime
-from .memory import ErrorFeedback, NoMemory
 from .policy import Adaptive, Control, sends_all
 from .recipe import Recipe
 
@@ -52,10 +51,14 @@ class Outgoing(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """What a worker remembers between :func:`compress` and :func:`decompress`."""
+    """What a worker remembers between :func:`compress` and :func:`decompress`.
+
+    ``indices``: of what was sent (int64; in a dense step none is needed).  ``note``: what the memory
+    asked to be remembered of it.  ``sparsity``: T.
+    """
 
     indices: Array
-    unsent: Array
+    note: Array
     sparsity: Any
 
 
@@ -76,12 +79,17 @@ def small(plan: Plan) -> bool:
 
 def dense(plan: Plan, control: Control) -> bool:
     """Whether the tensor is left to Horovod as it is."""
-    return small(plan) and not control.first
+    return plan.recipe.leaves(plan.dimension) and not control.first
 
 
 def keeps(plan: Plan) -> bool:
-    """Whether something may be left unsent, and is carried over."""
-    return plan.recipe.memory.keeps and not small(plan)
+    """Whether something is carried over from step to step."""
+    return plan.recipe.state_length(plan.dimension) > 0
+
+
+def rides(plan: Plan, control: Control) -> bool:
+    """Whether the whole tensor follows the ballot on the ring, whatever ``control.dense`` says."""
+    return small(plan) and not control.first
 
 
 def phase(control: Control) -> Any:
@@ -91,7 +99,7 @@ def phase(control: Control) -> Any:
 
 def gathers(plan: Plan, control: Control) -> bool:
     """Whether the step's message goes through an allgather (of plain, not traced, control)."""
-    return control.first or not (control.dense or plan.recipe.shared)
+    return control.first or not (control.dense or plan.recipe.shared or small(plan))
 
 
 def all_finite(b: Backend, x: Array) -> Array:
@@ -101,8 +109,9 @@ def all_finite(b: Backend, x: Array) -> Array:
 
 
 def residual(b: Backend, plan: Plan, like: Array) -> Array | None:
-    """The residual before the first step: float32 zeros, or None where none is kept."""
-    return b.zeros(plan.dimension, "float32", like) if keeps(plan) else None
+    """The memory's state before the first step: float32 zeros, or None where none is kept."""
+    length = plan.recipe.state_length(plan.dimension)
+    return b.zeros(length, "float32", like) if length else None
 
 
 def compress(
@@ -110,15 +119,16 @@ def compress(
 ) -> tuple[Outgoing, Pending, Array | None]:
     """What to send of ``gradient`` (any shape and floating dtype, d elements).
 
-    Returns what Horovod shall carry, what to hand to :func:`decompress`, and the residual, in whose
-    storage gradient + residual now lies.  A residual is used even where the recipe keeps none: an
-    earlier recipe left it.
+    ``residual``: the state of the recipe's memory.  Returns what Horovod shall carry, what to hand to
+    :func:`decompress`, and the state, which may lie in the storage of the one given.  A residual is
+    used even where the recipe keeps none: an earlier recipe left it.
     """
     flat = b.cast(b.reshape(gradient, (plan.dimension,)), "float32")
     finite = all_finite(b, flat)
     flat = b.cond(finite, lambda: flat, lambda: b.zeros(plan.dimension, "float32", flat))
-    memory = NoMemory() if residual is None else ErrorFeedback()
-    x = memory.compensate(b, residual, flat)
+    memory, x, kept = plan.recipe.memory, flat, residual
+    if residual is not None:
+        x, kept = memory.compensate(b, residual, flat, plan.world_size)
     tuned = plan.recipe.adaptive
     weighs = tuned is not None and tuned.objective == "energy"
     energy = b.sum(x * x) if weighs else b.constant(0.0, "float32", x)
@@ -133,26 +143,28 @@ def compress(
             indices = b.cond(finite, lambda: policy.support(b, x, control), lambda: b.zeros(0, "int64", x))
             values = b.take(x, indices)
             words = message.encode(indices, values, plan.dimension, kind)
-        unsent = values - message.decoded_values(values, kind)
-        return b.zeros(0, "float32", x), words, indices, unsent, b.sum(values * values - unsent * unsent)
+        received = message.decoded_values(values, kind)
+        unsent = values - received
+        improvement = b.sum(values * values - unsent * unsent)
+        return b.zeros(0, "float32", x), words, indices, memory.note(values, received), improvement
 
     def everything() -> tuple[Array, ...]:
-        indices = b.zeros(0, "int64", x)
-        return x, nothing, indices, b.zeros(0, "float32", x), energy
+        indices, note = memory.note_all(b, x)
+        return x, nothing, indices, note, energy
 
     def shared() -> tuple[Array, ...]:
         indices = plan.recipe.policy.support(b, x, control)
         if control.first:  # the settings are not known to agree yet, and so neither do the supports
             indices = b.cast(0 - b.sort(0 - indices), "int64")
         values = b.take(x, indices)
-        unsent, improvement = values - values, b.sum(values * values)
+        note, improvement = memory.note(values, values), b.sum(values * values)
         if control.first:
             words = message.encode(indices, values, plan.dimension, "fp32")
-            return b.zeros(0, "float32", x), words, indices, unsent, improvement
-        return values, nothing, indices, unsent, improvement
+            return b.zeros(0, "float32", x), words, indices, note, improvement
+        return values, nothing, indices, note, improvement
 
-    send_all = b.constant(control.dense, "bool", x)
-    riding, words, indices, unsent, improvement = (
+    send_all = b.constant(rides(plan, control) or control.dense, "bool", x)
+    riding, words, indices, note, improvement = (
         shared() if plan.recipe.shared and not small(plan) else b.cond(send_all, everything, sparse)
     )
     if tuned is None:
@@ -178,13 +190,12 @@ def compress(
         fingerprint=plan.fingerprint,
         phase=phase(control),
     )
-    kept = None if residual is None else x
     sparsity = b.cond(
         send_all,
         lambda: b.constant(plan.dimension, "int64", x),
         lambda: b.cast(b.constant(b.length(indices), "int64", x), "int64"),
     )
-    return Outgoing(b.concat([vote, riding]), words), Pending(indices, unsent, sparsity), kept
+    return Outgoing(b.concat([vote, riding]), words), Pending(indices, note, sparsity), kept
 
 
 def _variable(b: Backend, plan: Plan, tuned: Adaptive, indices: Array, words: Array) -> Array:
@@ -204,17 +215,24 @@ def decompress(
     pending: Pending,
     residual: Array | None,
 ) -> tuple[Array, Array | None]:
-    """The aggregate of all ranks (float32, d elements, scaled as Horovod reduces), and the residual.
+    """The gradient of all ranks (float32, d elements, scaled as Horovod reduces), and the residual.
 
     ``control`` and ``pending`` are those of the same step's :func:`compress`, ``residual`` the
     one that it returned.  Raises MessageError where a rank's message is not what it claims.
     """
-    aggregate = aggregated(b, plan, control, incoming, pending)
-    return aggregate, settled(b, plan, control, incoming.ring, pending, residual)
+    residual = settled(b, plan, control, incoming.ring, pending, residual)
+    return aggregated(b, plan, control, incoming, pending, residual)
 
 
-def aggregated(b: Backend, plan: Plan, control: Control, incoming: Incoming, pending: Pending) -> Array:
-    """The first half of :func:`decompress`, the same on every rank."""
+def aggregated(
+    b: Backend,
+    plan: Plan,
+    control: Control,
+    incoming: Incoming,
+    pending: Pending,
+    residual: Array | None,
+) -> tuple[Array, Array | None]:
+    """The second half of :func:`decompress`, with the residual that :func:`settled` returned."""
     ring = incoming.ring
     riding = ring[ballot.SIZE :]
 
@@ -229,29 +247,37 @@ def aggregated(b: Backend, plan: Plan, control: Control, incoming: Incoming, pen
             into=incoming.storage,
         )
 
-    if plan.recipe.shared and not control.first:
+    if plan.recipe.shared and not small(plan) and not control.first:
         empty = b.zeros(plan.dimension, "float32", ring)
         aggregate = b.put(empty, pending.indices, riding)
     else:
-        aggregate = b.cond(b.constant(control.dense, "bool", ring), lambda: riding, gathered)
-    nan = b.constant(float("nan"), "float32", ring)
-    return b.cond(ballot.nonfinite(ring), lambda: aggregate + nan, lambda: aggregate)
+        whole = b.constant(rides(plan, control) or control.dense, "bool", ring)
+        aggregate = b.cond(whole, lambda: riding, gathered)
+    nan, bad = b.constant(float("nan"), "float32", ring), ballot.nonfinite(ring)
+    if residual is None or not keeps(plan):
+        return b.cond(bad, lambda: aggregate + nan, lambda: aggregate), residual
+    memory = plan.recipe.memory
+    gradient, kept = b.cond(
+        bad, lambda: (aggregate + nan, residual), lambda: memory.receive(b, residual, aggregate)
+    )
+    return gradient, kept
 
 
 def settled(
     b: Backend, plan: Plan, control: Control, ring: Array, pending: Pending, residual: Array | None
 ) -> Array | None:
-    """The second half of :func:`decompress`: the residual, now that the step counts or does not."""
+    """The first half of :func:`decompress`: the residual, now that the step counts or does not."""
     if residual is None:
         return None
     if not keeps(plan):
         return b.cond(ballot.nonfinite(ring), lambda: residual, lambda: None)
+    memory, whole = plan.recipe.memory, small(plan) or sends_all(plan.recipe.policy)
     return b.cond(
         ballot.nonfinite(ring),
         lambda: residual,
         lambda: b.cond(
-            b.constant(control.dense, "bool", ring),
-            lambda: b.clear_(residual),
-            lambda: plan.recipe.memory.remainder(b, residual, pending.indices, pending.unsent),
+            b.constant(rides(plan, control) or control.dense, "bool", ring),
+            lambda: memory.cleared(b, residual, pending.note),
+            lambda: memory.remainder(b, residual, pending.indices, pending.note, whole),
         ),
     )

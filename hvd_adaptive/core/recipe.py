@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import hashlib
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from . import link
 from .cost import CostModel, LinkTime, PayloadBits, SignPayloadBits
 from .errors import ConfigurationError
-from .memory import ErrorFeedback, Memory, NoMemory
+from .memory import ErrorFeedback, Memory, NoMemory, named
 from .policy import Adaptive, Fixed, Policy, SharedRandom, Warmup
 from .values import KINDS, value_kind
 
@@ -70,6 +69,14 @@ class Recipe:
         """Whether a tensor of so many elements is too small to compress."""
         return dimension < max(1, self.dense_below)
 
+    def leaves(self, dimension: int) -> bool:
+        """Whether a tensor of so many elements is left to Horovod as it is."""
+        return self.spares(dimension) and not self.memory.small
+
+    def state_length(self, dimension: int) -> int:
+        """Elements of the memory's state for a tensor of so many elements."""
+        return 0 if self.leaves(dimension) else self.memory.width * dimension
+
     @property
     def adaptive(self) -> Adaptive | None:
         """The tuning policy in this recipe, if there is one."""
@@ -92,7 +99,7 @@ def topk(
     *,
     exact: bool = True,
     values: str = "fp32",
-    error_feedback: bool = True,
+    memory: Memory | str | Mapping[str, Any] = "error_feedback",
     warmup_steps: int = 0,
     warmup_ratio: float = 0.25,
     dense_below: int = DENSE_BELOW,
@@ -101,24 +108,31 @@ def topk(
 
     ``exact``: exactly ceil(ratio d) coordinates; False reads the threshold off a sample.
     ``warmup_steps``: steps over which the ratio narrows from ``warmup_ratio`` to ``ratio``.
+    ``memory``, of every recipe: what is carried over, a member of :mod:`hvd_adaptive.core.memory` as
+    :func:`~hvd_adaptive.core.memory.named` takes it: ``"error_feedback"``, ``"momentum"``, ``"ef21"``,
+    ``"none"``, or such as ``{"kind": "momentum", "momentum": 0.9, "clip": 1.0}``.
     """
     policy = _warmed(Fixed(_number("ratio", ratio), exact), warmup_steps, warmup_ratio)
-    return Recipe("topk", policy, _memory(error_feedback), values, dense_below)
+    return Recipe("topk", policy, named(memory), values, dense_below)
 
 
 def randk(
-    ratio: float = 0.01, *, seed: int = 0, error_feedback: bool = True, dense_below: int = DENSE_BELOW
+    ratio: float = 0.01,
+    *,
+    seed: int = 0,
+    memory: Memory | str | Mapping[str, Any] = "error_feedback",
+    dense_below: int = DENSE_BELOW,
 ) -> Recipe:
     """``ratio`` of each tensor's coordinates at random, the same on every rank, with error feedback."""
     policy = SharedRandom(_number("ratio", ratio), seed)
-    return Recipe("randk", policy, _memory(error_feedback), dense_below=dense_below)
+    return Recipe("randk", policy, named(memory), dense_below=dense_below)
 
 
 def sign(
     ratio: float = 1.0,
     *,
     exact: bool = True,
-    error_feedback: bool = True,
+    memory: Memory | str | Mapping[str, Any] = "error_feedback",
     warmup_steps: int = 0,
     warmup_ratio: float = 1.0,
     dense_below: int = DENSE_BELOW,
@@ -126,7 +140,7 @@ def sign(
     """Signs and one magnitude, mean |x| over the support: of every coordinate, or of the largest
     ``ratio`` of them (the S+Q of the CAT paper)."""
     policy = _warmed(Fixed(_number("ratio", ratio), exact), warmup_steps, warmup_ratio)
-    return Recipe("sign", policy, _memory(error_feedback), "sign", dense_below)
+    return Recipe("sign", policy, named(memory), "sign", dense_below)
 
 
 def adaptive(
@@ -137,7 +151,7 @@ def adaptive(
     family: str = "sparsify",
     values: str | None = None,
     first_ratio: float = 0.01,
-    error_feedback: bool = True,
+    memory: Memory | str | Mapping[str, Any] = "error_feedback",
     warmup_steps: int = 0,
     warmup_ratio: float = 0.25,
     dense_below: int = DENSE_BELOW,
@@ -178,7 +192,7 @@ def adaptive(
         auto=auto,
     )
     policy = _warmed(tuned, warmup_steps, warmup_ratio)
-    return Recipe("adaptive", policy, _memory(error_feedback), values, dense_below)
+    return Recipe("adaptive", policy, named(memory), values, dense_below)
 
 
 RECIPES: Mapping[str, Callable[..., Recipe]] = {
@@ -229,17 +243,6 @@ def _number(name: str, value: float) -> float:
 
 def _warmed(policy: Fixed | Adaptive, steps: int, first_ratio: float) -> Policy:
     return Warmup(policy, steps, _number("warmup_ratio", first_ratio)) if steps else policy
-
-
-def _memory(error_feedback: bool) -> Memory:
-    if not isinstance(error_feedback, bool):
-        raise ConfigurationError(f"error_feedback must be True or False, not {error_feedback!r}")
-    if not error_feedback:
-        warnings.warn(
-            "error_feedback=False loses for good whatever a step does not send; training may stall",
-            stacklevel=4,
-        )
-    return ErrorFeedback() if error_feedback else NoMemory()
 
 
 def restate(recipe: Recipe, dimension: int, world_size: int, measured: link.Link | None = None) -> Recipe:

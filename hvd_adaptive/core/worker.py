@@ -17,6 +17,7 @@ from .backend import Array, Backend
 from .course import Course, advance
 from .errors import ConfigurationError, SettingsMismatchError
 from .link import Link
+from .memory import ErrorFeedback, refitted
 from .policy import Control
 from .recipe import Recipe
 from .statistics import Statistics, Traffic
@@ -125,6 +126,10 @@ class Worker:
             raise ConfigurationError(
                 "set_recipe must be called between steps: after optimizer.step() and before backward()"
             )
+        self._residuals = [
+            residual if residual is None else self._refitted(slot, residual, choice)
+            for slot, residual in enumerate(self._residuals)
+        ]
         self._choice = choice
         self._since = self._latest
         self._steps = [self._latest] * len(self.names)
@@ -133,6 +138,11 @@ class Worker:
         self._course = Course(start, reason="a new recipe: no price yet")
         self._rounds[self._latest] = _Round(self._course)
         self._ranks, self._plans = [], []
+
+    def _refitted(self, slot: int, residual: Array, choice: plans.Choice) -> Array:
+        name = self.names[slot]
+        old, new = self._choice.of(name).memory, choice.of(name).memory
+        return refitted(self._b, old, new, residual, self.dimensions[name])
 
     def met(self, ranks: Sequence[int], rank: int) -> bool:
         """Whether :meth:`meet` was told this last."""
@@ -204,9 +214,12 @@ class Worker:
     ) -> Array:
         """The second half of :meth:`incoming`, after :meth:`settle`."""
         assert context.pending is not None
-        plan = self._plans[context.slot]
+        slot = context.slot
         incoming = pipeline.Incoming(ring, messages, storage)
-        return pipeline.aggregated(self._b, plan, context.control, incoming, context.pending)
+        gradient, self._residuals[slot] = pipeline.aggregated(
+            self._b, self._plans[slot], context.control, incoming, context.pending, self._residuals[slot]
+        )
+        return gradient
 
     def settle(self, context: Context, ring: Array) -> None:
         """The first half of :meth:`incoming`: the ballot is counted and the residual kept.
@@ -228,7 +241,8 @@ class Worker:
             self._nonfinite(context)
         else:
             self._first.discard(slot)
-            (self._flushed.add if context.control.dense else self._flushed.discard)(slot)
+            forgets = isinstance(plan.recipe.memory, ErrorFeedback)  # others change in dense steps too
+            (self._flushed.add if context.control.dense and forgets else self._flushed.discard)(slot)
         round.tallies[slot] = tally
 
     def as_it_is(self, context: Context, aggregate: Array) -> None:
@@ -313,7 +327,11 @@ class Worker:
         )
 
     def residuals(self) -> dict[str, Array]:
-        """The residual of each tensor that has one: float32, d elements, this worker's own."""
+        """The residual of each tensor that has one: float32, d elements, this worker's own; not a copy."""
+        return {name: state[: self.dimensions[name]] for name, state in self._states().items()}
+
+    def _states(self) -> dict[str, Array]:
+        """The memory's state of each tensor that has one."""
         return {n: r for n, r in zip(self.names, self._residuals, strict=True) if r is not None}
 
     # -- checkpoints
@@ -331,7 +349,7 @@ class Worker:
         return {
             "format": FORMAT,
             "recipe": self.recipe.name,
-            "residuals": {name: self._b.copy(residual) for name, residual in self.residuals().items()},
+            "residuals": {name: self._b.copy(state) for name, state in self._states().items()},
             "steps": dict(zip(self.names, self._steps, strict=True)),
             "since": self._since,
             "first": [self.names[slot] for slot in sorted(self._first)],
@@ -358,11 +376,11 @@ class Worker:
                 "load it into a compressor of the same model"
             )
         for name, residual in state["residuals"].items():
-            length = self._b.length(residual)
-            if length != self.dimensions[name]:
+            length, d = self._b.length(residual), self.dimensions[name]
+            if length != max(1, self._choice.of(name).memory.width) * d:
                 raise ConfigurationError(
-                    f"the residual of {name!r} has {length} elements and the parameter "
-                    f"{self.dimensions[name]}"
+                    f"the residual of {name!r} has {length} elements and the parameter {d}; load the state "
+                    "into a compressor of the same model and the same memory="
                 )
         kept = state["residuals"]
         self._residuals = [

@@ -135,7 +135,7 @@ class Compressor(tf.Module):
         step = tf.cast(slot.record[0], tf.int64)
         bits = 8 * tensor.dtype.size * slot.dimension
         recipe = self._choice.of(slot.label)
-        if recipe.spares(slot.dimension):
+        if recipe.leaves(slot.dimension):
             # Horovod's allreduce knows no bfloat16.
             ring = tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tf.identity(tensor)
             sent, messages, took, sparse = _bits(ring), 1.0, 0.0, None
@@ -153,7 +153,7 @@ class Compressor(tf.Module):
             sent = _bits(ring)
             messages = tf.cast(tf.size(ring) > ballot.SIZE, tf.float64)
             gathered, own = None, tf.constant(0.0, tf.float64)
-            if not recipe.shared:
+            if not (recipe.shared or recipe.spares(slot.dimension)):
                 own = _bits(outgoing.message)
                 sent += own
                 messages += tf.cast(own > 0, tf.float64)
@@ -294,7 +294,7 @@ class Compressor(tf.Module):
         )
         bad = tf.cast(tally.nonfinite, tf.float64)
         said = {name: getattr(tally, name) * (1 - bad) for name in course.Totals._fields}
-        tuned = tf.constant(float(recipe.adaptive is not None), tf.float64)
+        tuned = tf.constant(float(recipe.adaptive is not None and not recipe.spares(dimension)), tf.float64)
         return aggregate, residual, {**said, "nonfinite": bad, "tuned": tuned}
 
     def _plan(self, recipe: Recipe, dimension: int, total: Any) -> pipeline.Plan:
@@ -392,9 +392,8 @@ class Compressor(tf.Module):
             if self.board is None:
                 self.board = Board(_WIDTH)
                 own.facts = self._facts()
-            recipe = self._choice.of(label)
-            keeps = recipe.memory.keeps and not recipe.spares(dimension)
-            self.slots.append(Slot(dimension, keeps, label))
+            state = self._choice.of(label).state_length(dimension)
+            self.slots.append(Slot(dimension, state, label))
             own.aliases.append(self.board.alias())
             if tf.executing_eagerly():
                 own.facts.assign(self._known())
@@ -461,8 +460,16 @@ class Compressor(tf.Module):
         )
 
     def residuals(self) -> dict[str, Any]:
-        """The residual of each gradient that has one: a float32 variable, flat; this rank's own."""
-        return {slot.label: slot.residual for slot in self.slots if slot.residual is not None}
+        """The residual of each gradient that has one: float32, flat; this rank's own.
+
+        A variable, or a part of one under a memory with more state than that.
+        """
+        kept = {slot.label: (slot.residual, slot.dimension) for slot in self.slots}
+        return {
+            label: state if state.shape[0] == dimension else state[:dimension]
+            for label, (state, dimension) in kept.items()
+            if state is not None
+        }
 
 
 def _described(variables: Iterable[Any]) -> list[tuple[str, Any]]:

@@ -21,18 +21,16 @@ CAPACITY = 4096
 
 
 class Slot(tf.Module):
-    """One gradient's residual (float32, d elements) and record (float64).
+    """One gradient's memory (float32, ``state`` elements; None for 0) and record (float64).
 
     The record: the number of steps; T of the last one; :data:`TRAFFIC` of the last one and in all.
     """
 
-    def __init__(self, dimension: int, keeps: bool, name: str) -> None:
+    def __init__(self, dimension: int, state: int, name: str) -> None:
         super().__init__(name="slot")
         self.label = name
         self.dimension = dimension
-        self.residual = (
-            tf.Variable(tf.zeros([dimension]), trainable=False, name="residual") if keeps else None
-        )
+        self.residual = tf.Variable(tf.zeros([state]), trainable=False, name="residual") if state else None
         self.record = tf.Variable(
             tf.zeros([2 + 2 * len(TRAFFIC)], tf.float64), trainable=False, name="record"
         )

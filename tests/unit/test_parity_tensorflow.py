@@ -31,6 +31,16 @@ RECIPES = {
     "sign half": sign(0.5, dense_below=0),
     "adaptive": adaptive(cost=LINK, dense_below=0),
     "adaptive sign": adaptive(cost=LINK, family="sign", dense_below=0),
+    **{
+        f"{name} {memory}": make(memory=memory, dense_below=0)
+        for memory in ("momentum", "ef21")
+        for name, make in (
+            ("topk", topk),
+            ("randk", randk),
+            ("adaptive", lambda **o: adaptive(cost=LINK, **o)),
+        )
+    },
+    "small momentum": topk(memory="momentum"),
 }
 
 
@@ -59,7 +69,8 @@ def test_traced_steps_are_those_of_numpy(recipe):
         incoming = pipeline.Incoming(ring, messages)
         return pipeline.decompress(TENSORFLOW, plan, control(step, price, dense), incoming, pending, residual)
 
-    ours, theirs = np.zeros(DIMENSION, np.float32), tf.zeros([DIMENSION])
+    length = recipe.state_length(DIMENSION)
+    ours, theirs = np.zeros(length, np.float32), tf.zeros([length])
     for step, price, dense in [(0, 0.0, False), (1, 50.0, False), (2, 1e-3, False), (3, 1.0, tuned)]:
         gradient, here = _gradient(step), control(step, price, dense)
         traced = tf.constant(step, tf.int64), tf.constant(price, tf.float64), tf.constant(dense)

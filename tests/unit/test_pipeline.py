@@ -343,7 +343,7 @@ def test_residuals_are_carried_over_to_another_recipe(before, after):
     """Nothing is lost in a change of recipe at step 4, by the same identity. (T4)"""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        new = topk(0.05, error_feedback=False, dense_below=0) if after == "forgets" else RECIPES[after]
+        new = topk(0.05, memory="none", dense_below=0) if after == "forgets" else RECIPES[after]
     steps = make(31, 2, 8)
     workers = pair(RECIPES[before])
     applied = [np.zeros(d) for d in DIMENSIONS.values()]

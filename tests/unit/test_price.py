@@ -12,7 +12,7 @@ from hvd_adaptive.core.numpy_backend import NUMPY
 from hvd_adaptive.core.price import GREATEST_CHANGE, next_price
 from hvd_adaptive.core.recipe import adaptive, restate
 
-pytestmark = pytest.mark.filterwarnings("ignore:error_feedback=False")
+pytestmark = pytest.mark.filterwarnings("ignore:memory=")
 
 LAYERS = {"conv": 600, "embedding": 5000, "head": 2500, "bias": 40}
 
@@ -84,7 +84,7 @@ COSTS = {
 @pytest.mark.parametrize("tail", [0.5, 1.5])
 def test_it_is_within_two_percent_of_the_rule_on_the_concatenated_gradient(cost, workers, tail):
     static = gradients(workers, tail=tail)
-    recipe = adaptive(cost=cost, objective="energy", error_feedback=False, dense_below=0)
+    recipe = adaptive(cost=cost, objective="energy", memory="none", dense_below=0)
     counts, _ = run(recipe, static)
     cost = restate(recipe, 1, workers).adaptive.cost  # a link's time grows with the world size
     reached = efficiency_of(counts, static, cost)
@@ -105,7 +105,7 @@ def test_one_tensor_without_memory_gets_the_t_of_the_paper(seed, tail, fixed):
     eight significant bits."""
     (static,) = gradients(1, seed, {"x": 1500}, tail)
     cost = Affine(PayloadBits(1500), per_unit=1.0, fixed=fixed)
-    counts, _ = run(adaptive(cost=cost, error_feedback=False, dense_below=0), [static], 25, {"x": 1500})
+    counts, _ = run(adaptive(cost=cost, memory="none", dense_below=0), [static], 25, {"x": 1500})
     best = efficiency.best(static[0], cost)
     reached = efficiency.at(static[0], cost, counts[0][0])
     assert reached.efficiency >= (1 - 2**-8) * best.efficiency
@@ -117,7 +117,7 @@ def test_every_tensor_sends_something_however_small():
     for own in static:
         own[2] *= np.float32(1e-6)
         own[3] *= np.float32(0)
-    counts, _ = run(adaptive(cost=COSTS["affine"], error_feedback=False, dense_below=0), static)
+    counts, _ = run(adaptive(cost=COSTS["affine"], memory="none", dense_below=0), static)
     assert [own[2] for own in counts] == [1, 1]
     assert [own[3] for own in counts] == [0, 0]
 
@@ -125,7 +125,7 @@ def test_every_tensor_sends_something_however_small():
 def test_the_sign_family_reaches_its_best_t_too():
     (static,) = gradients(1, 3, {"x": 4000}, 0.3)
     cost = Affine(SignPayloadBits(4000), per_unit=1.0, fixed=2000.0)
-    recipe = adaptive(cost=cost, family="sign", error_feedback=False, dense_below=0)
+    recipe = adaptive(cost=cost, family="sign", memory="none", dense_below=0)
     counts, _ = run(recipe, [static], 25, {"x": 4000})
     best = efficiency.best(static[0], cost, "sign")
     assert efficiency.at(static[0], cost, counts[0][0], "sign").efficiency >= 0.98 * best.efficiency
@@ -135,7 +135,7 @@ def test_the_sign_family_reaches_its_best_t_too():
 def test_the_report_says_what_was_reached(workers):
     """Improvement and price of ``statistics()`` against the definition."""
     static, cost = gradients(workers), COSTS["affine"]
-    counts, report = run(adaptive(cost=cost, error_feedback=False, dense_below=0), static)
+    counts, report = run(adaptive(cost=cost, memory="none", dense_below=0), static)
     reached = efficiency_of(counts, static, cost)
     assert report.price == pytest.approx(reached, rel=2**-8)
     squares = [
@@ -150,7 +150,7 @@ def test_the_price_follows_gradients_that_shrink():
     """Improvement is quadratic in the gradient, so a tenth of it has a hundredth of the price."""
     static, cost = gradients(2), COSTS["link"]
     ensemble = Ensemble(
-        NUMPY, adaptive(cost=cost, objective="energy", error_feedback=False, dense_below=0), LAYERS, 2
+        NUMPY, adaptive(cost=cost, objective="energy", memory="none", dense_below=0), LAYERS, 2
     )
     prices = []
     for scale in [1.0] * 12 + [0.1] * 12:

@@ -35,7 +35,7 @@ LINK = LinkTime(PayloadBits(1), bandwidth=1e9)
         ("topk", {"ratio": True}, "ratio"),
         ("topk", {"exact": 1}, "exact"),
         ("topk", {"values": "fp8"}, "values"),
-        ("topk", {"error_feedback": "yes"}, "error_feedback"),
+        ("topk", {"memory": "yes"}, "memory"),
         ("topk", {"warmup_steps": -3}, "warmup_steps"),
         ("topk", {"warmup_steps": 2.5}, "warmup_steps"),
         ("topk", {"warmup_steps": 5, "warmup_ratio": 0}, "warmup_ratio"),
@@ -45,7 +45,7 @@ LINK = LinkTime(PayloadBits(1), bandwidth=1e9)
         ("randk", {"ratio": 1.5}, "ratio"),
         ("randk", {"seed": -1}, "seed"),
         ("randk", {"seed": "x"}, "seed"),
-        ("randk", {"error_feedback": None}, "error_feedback"),
+        ("randk", {"memory": None}, "memory"),
         ("randk", {"dense_below": "1k"}, "dense_below"),
         ("sign", {"ratio": -0.1}, "ratio"),
         ("sign", {"exact": None}, "exact"),
@@ -60,7 +60,7 @@ LINK = LinkTime(PayloadBits(1), bandwidth=1e9)
         ("adaptive", {"values": "sign"}, "values"),
         ("adaptive", {"values": "fp16", "family": "sign"}, "values"),
         ("adaptive", {"warmup_steps": -1}, "warmup_steps"),
-        ("adaptive", {"error_feedback": 0}, "error_feedback"),
+        ("adaptive", {"memory": {"kind": "momentum", "momentum": 1.0}}, "momentum"),
     ],
 )
 def test_a_bad_setting_is_named(name, options, setting):
@@ -144,19 +144,19 @@ def test_time_is_measured_only_where_the_cost_has_none():
 @pytest.mark.parametrize("make", [topk, randk, sign, adaptive])
 def test_forgetting_is_warned_of(make):
     """T83."""
-    with pytest.warns(UserWarning, match="error_feedback=False"):
-        recipe = make(error_feedback=False)
+    with pytest.warns(UserWarning, match="memory='none'"):
+        recipe = make(memory="none")
     assert isinstance(recipe.memory, NoMemory)
 
 
-@pytest.mark.filterwarnings("ignore:error_feedback")
+@pytest.mark.filterwarnings("ignore:memory=")
 def test_the_fingerprint_differs_for_each_option():
     others = {
         "topk": dict(
-            ratio=0.02, exact=False, values="fp16", error_feedback=False, warmup_steps=5, dense_below=7
+            ratio=0.02, exact=False, values="fp16", memory="none", warmup_steps=5, dense_below=7
         ),
-        "randk": dict(ratio=0.02, seed=1, error_feedback=False, dense_below=7),
-        "sign": dict(ratio=0.5, exact=False, error_feedback=False, warmup_steps=5, dense_below=7),
+        "randk": dict(ratio=0.02, seed=1, memory="none", dense_below=7),
+        "sign": dict(ratio=0.5, exact=False, memory="none", warmup_steps=5, dense_below=7),
         "adaptive": dict(
             cost=LinkTime(PayloadBits(1), bandwidth=2e9),
             family="sign",
@@ -164,7 +164,7 @@ def test_the_fingerprint_differs_for_each_option():
             share=0.2,
             values="bf16",
             first_ratio=0.5,
-            error_feedback=False,
+            memory="none",
             warmup_steps=5,
             dense_below=7,
         ),
