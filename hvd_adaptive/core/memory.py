@@ -34,6 +34,9 @@ class Memory(ABC):
     small: ClassVar[bool] = False
     """Whether tensors that are too small to compress have a state too."""
 
+    sends_parts: ClassVar[bool] = True
+    """Whether what was sent, added to the state, makes it as if it had not been sent."""
+
     @abstractmethod
     def compensate(self, b: Backend, state: Array, gradient: Array, workers: int) -> tuple[Array, Array]:
         """x, float32[d], and the state (in its storage where that can be).  ``workers``: how many."""
@@ -156,6 +159,7 @@ class EF21(Memory):
     """
 
     width: ClassVar[int] = 2
+    sends_parts: ClassVar[bool] = False
 
     def compensate(self, b: Backend, state: Array, gradient: Array, workers: int) -> tuple[Array, Array]:
         return gradient - state[: int(gradient.shape[0])], state

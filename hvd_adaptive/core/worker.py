@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import ballot, pipeline, plans
+from . import ballot, message, pipeline, plans
 from .backend import Array, Backend
 from .course import Course, advance
 from .errors import ConfigurationError, SettingsMismatchError
@@ -23,7 +23,7 @@ from .recipe import Recipe
 from .statistics import Statistics, Traffic
 from .timing import StepClock
 
-FORMAT = 1
+FORMAT = 2
 
 BUCKETS = 2
 """Allgathers per step: the first leaves in the middle of the backward pass."""
@@ -43,9 +43,10 @@ class Context(NamedTuple):
 
 @dataclasses.dataclass
 class _Round:
-    """One step of the model: what governed it, and what came of it."""
+    """One step of the model: what governed it, and what came of it.  ``scale``: of its losses."""
 
     course: Course
+    scale: float = 1.0
     tallies: dict[int, ballot.Tally] = dataclasses.field(default_factory=dict)
     sparsity: dict[str, int] = dataclasses.field(default_factory=dict)
     traffic: Traffic = Traffic()
@@ -56,6 +57,9 @@ class Worker:
 
     ``b``: the backend of its arrays.  ``dimensions`` maps names to numbers of elements, in the
     model's order; a tensor's position there is its slot.  ``overrides``: see :class:`plans.Choice`.
+
+    Gradients may be in the unit of a loss scale that changes (mixed precision): say so with
+    :meth:`follow` before the gradients of a step go out.
 
     A tensor's steps are its own: not all tensors need take part in every step of the model.  A
     tensor that has fallen behind joins the newest step when its own is over, so that what governs
@@ -85,6 +89,11 @@ class Worker:
         self._rounds: dict[int, _Round] = {}
         self._course = Course()
         self._total = Traffic()
+        self._scale = 1.0  # of the losses whose gradients go out
+        self._scales = [1.0] * len(self.names)  # of the residuals
+        self._unit = 1.0  # of the course: the loss scale of its price
+        self._skips = False  # whether a step in which some gradient is not finite is skipped as a whole
+        self._sent: dict[int, tuple[int, pipeline.Outgoing, Array | None]] = {}  # what may have to be undone
         self._ranks: list[int] = []
         self._plans: list[pipeline.Plan] = []
 
@@ -126,6 +135,7 @@ class Worker:
             raise ConfigurationError(
                 "set_recipe must be called between steps: after optimizer.step() and before backward()"
             )
+        self._reclaim_all()
         self._residuals = [
             residual if residual is None else self._refitted(slot, residual, choice)
             for slot, residual in enumerate(self._residuals)
@@ -136,7 +146,7 @@ class Worker:
         self._first = set(range(len(self.names)))
         start = Control(step=self._latest)
         self._course = Course(start, reason="a new recipe: no price yet")
-        self._rounds[self._latest] = _Round(self._course)
+        self._rounds[self._latest] = _Round(self._course, self._scale)
         self._ranks, self._plans = [], []
 
     def _refitted(self, slot: int, residual: Array, choice: plans.Choice) -> Array:
@@ -160,6 +170,61 @@ class Worker:
         self._ranks = list(ranks)
         self._plans = list(plans.plan(self._choice, self.dimensions, len(ranks), rank, link).values())
 
+    # -- loss scale
+
+    @property
+    def idle(self) -> bool:
+        """Whether no gradient is under way."""
+        return not self._away
+
+    def follow(self, scale: float) -> None:
+        """The gradients that go out from now on are those of losses times ``scale``.
+
+        Residuals and the price keep their worth.  Whoever scales losses skips the whole step where any
+        gradient is not finite, so what other tensors sent in such a step is taken back.
+        Raises ConfigurationError unless the scale is above 0 and finite.
+        """
+        if not 0 < scale < float("inf"):
+            raise ConfigurationError(f"a loss scale must be above 0 and finite, not {scale!r}")
+        self._scale, self._skips = float(scale), True
+
+    def _rescale(self, slot: int) -> None:
+        """Brings the tensor's residual to the unit of its gradient."""
+        residual, factor = self._residuals[slot], self._scale / self._scales[slot]
+        if residual is not None and factor != 1:
+            self._residuals[slot] = residual * factor
+        self._scales[slot] = self._scale
+
+    def _remember(self, slot: int, step: int, outgoing: pipeline.Outgoing, pending: pipeline.Pending) -> None:
+        """Keeps what a step sends until it is known whether it was skipped."""
+        memory = self._plans[slot].recipe.memory
+        if not self._skips or self._residuals[slot] is None or not memory.sends_parts:
+            return
+        riding = self._b.copy(outgoing.ring[ballot.SIZE :])  # the ring itself is reduced in place
+        indices = pending.indices if self._b.length(pending.indices) else None  # of what rides; None: all
+        self._sent[slot] = step, outgoing._replace(ring=riding), indices
+
+    def _reclaim(self, slot: int) -> None:
+        """Gives back to the residual what the tensor sent in a step that was skipped."""
+        step, outgoing, indices = self._sent.pop(slot, (None, None, None))
+        round, residual = self._rounds.get(step if step is not None else -1), self._residuals[slot]
+        if outgoing is None or residual is None or round is None or not round.traffic.nonfinite_steps:
+            return
+        tally = round.tallies.get(slot)
+        if tally is None or tally.nonfinite:  # then the residual is what it was
+            return
+        b, values = self._b, outgoing.ring
+        if b.length(outgoing.message):
+            indices, values = message.decode(outgoing.message)
+        elif indices is None:
+            indices = b.arange(b.length(values), values)
+        self._flushed.discard(slot)
+        self._residuals[slot] = b.scatter_add_(residual, indices, values)
+
+    def _reclaim_all(self) -> None:
+        for slot in list(self._sent):
+            self._reclaim(slot)
+
     # -- one tensor's way out and back
 
     def control(self, slot: int) -> Control:
@@ -179,6 +244,8 @@ class Worker:
 
         ``Outgoing.message`` is to be gathered where :meth:`gathers` says so.
         """
+        self._reclaim(slot)
+        self._rescale(slot)
         plan, control, step = self._plans[slot], self.control(slot), self._step(slot)
         round = self._round(step)
         self._away.add(slot)
@@ -191,6 +258,7 @@ class Worker:
             self._b, plan, control, gradient, self._residuals[slot]
         )
         round.sparsity[plan.name] = int(pending.sparsity)
+        self._remember(slot, step, outgoing, pending)
         return outgoing, Context(slot, step, control, pending)
 
     def gathers(self, context: Context) -> bool:
@@ -298,10 +366,17 @@ class Worker:
                 dimension = sum(self._plans[slot].dimension for slot in tuned)
                 recipe = self._plans[tuned[0]].recipe if tuned else self.recipe
                 self._course = advance(recipe, max(1, dimension), before.course, tallies)
-            self._rounds[step] = _Round(self._course)
+                self._unit = before.scale
+            self._rounds[step] = _Round(self._course, self._unit)
             for old in [s for s in self._rounds if s < self._latest - MEMORY]:
                 del self._rounds[old]
-        return self._rounds[step]
+        round = self._rounds[step]
+        if round.scale != self._scale and not round.tallies:
+            control = round.course.control  # a price is in squared units of the gradients
+            control = dataclasses.replace(control, price=control.price * (self._scale / round.scale) ** 2)
+            round.course, round.scale = dataclasses.replace(round.course, control=control), self._scale
+            self._course, self._unit = round.course, round.scale
+        return round
 
     @property
     def _tuned(self) -> list[int]:
@@ -345,10 +420,15 @@ class Worker:
             raise ConfigurationError(
                 "state_dict must be called between steps: after optimizer.step() and before backward()"
             )
+        self._reclaim_all()
         course = self._round(self._latest).course
         return {
             "format": FORMAT,
             "recipe": self.recipe.name,
+            "memories": {name: self._memory(name) for name in self._states()},
+            "scales": dict(zip(self.names, self._scales, strict=True)),
+            "unit": self._unit,
+            "scale": self._scale,
             "residuals": {name: self._b.copy(state) for name, state in self._states().items()},
             "steps": dict(zip(self.names, self._steps, strict=True)),
             "since": self._since,
@@ -377,10 +457,15 @@ class Worker:
             )
         for name, residual in state["residuals"].items():
             length, d = self._b.length(residual), self.dimensions[name]
+            if state["memories"].get(name, self._memory(name)) != self._memory(name):
+                raise ConfigurationError(
+                    f"the state of {name!r} is of the memory {state['memories'][name]} and this compressor's "
+                    f"is {self._memory(name)}; load it into a compressor of the same memory="
+                )
             if length != max(1, self._choice.of(name).memory.width) * d:
                 raise ConfigurationError(
                     f"the residual of {name!r} has {length} elements and the parameter {d}; load the state "
-                    "into a compressor of the same model and the same memory="
+                    "into a compressor of the same model"
                 )
         kept = state["residuals"]
         self._residuals = [
@@ -393,8 +478,13 @@ class Worker:
         self._flushed = {slot for slot, name in enumerate(self.names) if name in state["flushed"]}
         control = {f.name: state["course"][f.name] for f in dataclasses.fields(Control)}
         self._course = Course(Control(**control), state["course"]["until"], state["course"]["reason"])
-        self._rounds = {}
+        self._scales = [float(state["scales"][name]) for name in self.names]
+        self._unit, self._scale = float(state["unit"]), float(state["scale"])
+        self._rounds, self._sent = {}, {}
         self._total = Traffic(**state["total"])
+
+    def _memory(self, name: str) -> str:
+        return type(self._choice.of(name).memory).__name__
 
 
 def _on_host(b: Backend, x: Array) -> np.ndarray[Any, Any]:

@@ -28,8 +28,8 @@ class Compression:
     """What to pass as ``compression=`` to ``hvd.DistributedOptimizer``.
 
     Each recipe takes the named parameters whose gradients the optimizer reduces, and keyword
-    options; ``overrides=``, ``process_set=`` and ``name=`` are those of :class:`Compressor`.  The
-    options are those of the function of the same name in :mod:`hvd_adaptive.core.recipe`; an unknown
+    options; ``overrides=``, ``process_set=``, ``name=`` and ``scaler=`` are those of :class:`Compressor`.
+    The options are those of the function of the same name in :mod:`hvd_adaptive.core.recipe`; an unknown
     one is an error that names the nearest known one.
     """
 
@@ -75,5 +75,5 @@ def _make(recipe: str, named_parameters: NamedParameters, options: Mapping[str, 
 
 def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of a compressor, and those of its recipe."""
-    own = {key: value for key, value in options.items() if key in ("overrides", "process_set", "name")}
+    own = {key: options[key] for key in ("overrides", "process_set", "name", "scaler") if key in options}
     return own, {key: value for key, value in options.items() if key not in own}

@@ -46,6 +46,9 @@ class Compressor:
     process_set: the process set that the optimizer reduces over; all ranks by default.
     name: tells compressors apart in the names of collectives, where the ranks do not make their
         compressors in the same order.
+    scaler: the optimizer's ``torch.amp.GradScaler`` (or what else has ``get_scale()``), which changes the
+        unit of its gradients: residuals follow the scale, and what was sent in a step that the scaler
+        skips is taken back.  It is asked once per step.
     """
 
     def __init__(
@@ -56,7 +59,13 @@ class Compressor:
         overrides: Mapping[str, Any] | None = None,
         process_set: Any = None,
         name: str | None = None,
+        scaler: Any = None,
     ) -> None:
+        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+            raise ConfigurationError(
+                f"scaler must be a torch.amp.GradScaler, or have its get_scale(), not {scaler!r}"
+            )
+        self._scaler = scaler
         self._parameters = Parameters(named_parameters)
         self._worker = Worker(TORCH, recipe, self._parameters.dimensions, overrides)
         self._process_set = process_set
@@ -75,6 +84,8 @@ class Compressor:
         refuse_adasum(tensor)
         slot = self._parameters.slot(tensor)
         self._meet()
+        if self._scaler is not None and worker.idle:
+            worker.follow(self._scaler.get_scale())
         bits = _bits(tensor)
         with torch.no_grad():
             outgoing, context = worker.outgoing(slot, tensor.detach())
