@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,15 +37,19 @@ from .ranks import HorovodRanks, launched
 from .run import run
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class _Linear(BaseEstimator):
-    """What both models share: the meeting of shards, the solver, and the decision function."""
+    """What both models share: the meeting of shards, the solver, and the decision function.
 
-    fit_intercept: bool
-    tol: float
-    max_iter: int
-    compressor: Compressor | None
-    workers: int | None
-    random_state: int
+    Its fields are keyword arguments of both constructors.
+    """
+
+    fit_intercept: bool = True
+    tol: float = 1e-8
+    max_iter: int = 20_000
+    compressor: Compressor | None = None
+    workers: int | None = None
+    random_state: int = 0
 
     def _network(self) -> Network:
         if self.workers is not None:
@@ -121,6 +126,7 @@ class _Linear(BaseEstimator):
         return tags
 
 
+@dataclass(eq=False, repr=False)
 class DistributedLogisticRegression(ClassifierMixin, _Linear):
     """Binary logistic regression over the rows of all ranks.
 
@@ -146,24 +152,7 @@ class DistributedLogisticRegression(ClassifierMixin, _Linear):
     Raises ``ValueError`` for data that scikit-learn would refuse and for more than two classes.
     """
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        *,
-        fit_intercept: bool = True,
-        tol: float = 1e-8,
-        max_iter: int = 20_000,
-        compressor: Compressor | None = None,
-        workers: int | None = None,
-        random_state: int = 0,
-    ) -> None:
-        self.C = C
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_iter = max_iter
-        self.compressor = compressor
-        self.workers = workers
-        self.random_state = random_state
+    C: float = 1.0
 
     def fit(self, X: Any, y: Any) -> DistributedLogisticRegression:
         """``X``: (rows of this rank, d), dense or sparse.  ``y``: (rows of this rank,)."""
@@ -207,6 +196,7 @@ class DistributedLogisticRegression(ClassifierMixin, _Linear):
         return tags
 
 
+@dataclass(eq=False, repr=False)
 class DistributedRidge(RegressorMixin, _Linear):
     """Least squares with an l2 penalty over the rows of all ranks.
 
@@ -215,24 +205,7 @@ class DistributedRidge(RegressorMixin, _Linear):
     ``coef_`` is (d,) and ``intercept_`` a number.
     """
 
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        *,
-        fit_intercept: bool = True,
-        tol: float = 1e-8,
-        max_iter: int = 20_000,
-        compressor: Compressor | None = None,
-        workers: int | None = None,
-        random_state: int = 0,
-    ) -> None:
-        self.alpha = alpha
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_iter = max_iter
-        self.compressor = compressor
-        self.workers = workers
-        self.random_state = random_state
+    alpha: float = 1.0
 
     def fit(self, X: Any, y: Any) -> DistributedRidge:
         """``X``: (rows of this rank, d), dense or sparse.  ``y``: (rows of this rank,)."""
