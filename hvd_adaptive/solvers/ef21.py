@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..core.compressors import Compressor, Identity
+from ..core.compressors import DENSE, Compressor
 from .method import Method, Problem, require
 from .network import Network
 
@@ -24,18 +24,25 @@ class EF21State:
 
 @dataclass(frozen=True)
 class EF21(Method):
-    """``x <- x - gamma mean g``, ``g <- g + C(grad f(x) - g)``; the first g is sent as it is."""
+    """``x <- x - gamma mean g``, ``g <- g + C(grad f(x) - g)``.
+
+    gamma: step size.
+    compressor: C.
+    first: of the first g; the identity sends it as it is.  A sparse one bears far larger steps with top-k,
+        since the coordinates then begin to move one after another.
+    """
 
     name: ClassVar[str] = "EF21"
 
     gamma: float
     compressor: Compressor
+    first: Compressor = DENSE
 
     def __post_init__(self) -> None:
         require(self, gamma=(0, np.inf))
 
     def start(self, problem: Problem, network: Network, x: np.ndarray) -> EF21State:
-        sent, mean = network.average(Identity(), problem.gradients(x))
+        sent, mean = network.average(self.first, problem.gradients(x))
         return EF21State(x, sent, mean)
 
     def step(self, problem: Problem, network: Network, state: EF21State) -> EF21State:

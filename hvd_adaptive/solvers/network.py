@@ -19,6 +19,7 @@ from ..core.compressors import Compressor
 from ..core.errors import ConfigurationError
 
 MOST_WORKERS = 1024
+_LARGEST = 1e30  # of what is sent: the square of d such entries, and each in float32, stays finite
 
 
 class Network(ABC):
@@ -39,8 +40,11 @@ class Network(ABC):
         """Compress and exchange one vector per worker.
 
         ``rows``: (ranks here, d).  Returns what was sent from here, decoded (ranks here, d), and
-        the mean (d,) over all workers of what was sent.  Adds to ``bits_per_worker``.
+        the mean (d,) over all workers of what was sent.  Adds to ``bits_per_worker``.  Entries are held to
+        +-1e30, and NaN is sent as 1e30: a diverging run stays encodable until `run` measures it.
         """
+        if not np.abs(rows).max(initial=0.0) <= _LARGEST:
+            rows = np.clip(np.nan_to_num(rows, nan=_LARGEST), -_LARGEST, _LARGEST)
         sent, everything, bits = self._exchange(compressor, rows)
         self.bits_per_worker += bits / self.size
         return sent, everything.sum(axis=0) / self.size

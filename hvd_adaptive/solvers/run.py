@@ -83,13 +83,16 @@ def run(
         begin anew at the best point with halved steps (L1 doubled), with a
         :class:`DivergenceWarning`; False: end there with ``history.diverged``.
 
-    Raises :class:`DivergedError` after 60 such new beginnings.
+    Raises :class:`DivergedError` after 60 such new beginnings, and where the objective is not finite at
+    ``x``, from which no smaller step leads away.
     """
     x = np.zeros(problem.dimension) if x is None else np.asarray(x, dtype=np.float64)
     history = History()
     with np.errstate(over="ignore", invalid="ignore"):
         state = method.start(problem, network, x)
         best = objective(problem, network, x)
+        if not np.isfinite(best):
+            raise DivergedError(f"the objective at the starting point is {best}; scale the data or the point")
         ceiling = 4.0 * best + 1e-300
         _record(history, 0, network, best)
         due = 1

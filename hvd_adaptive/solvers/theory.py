@@ -13,7 +13,7 @@ import numpy as np
 from ..core.compressors import Compressor, Identity
 from ..core.errors import ConfigurationError
 from .adef import ADEF
-from .eclk import ECLK
+from .eclk import ECLK, Schedule
 from .ef21 import EF21
 from .error_compensated import ErrorCompensated
 from .gradient_descent import GradientDescent
@@ -49,6 +49,7 @@ def eclk(
     L1: float | None = None,
     theta_scale: float = 1.0,
     theta2: float = 0.5,
+    schedule: Schedule = "coin",
 ) -> ECLK:
     """ECLK with theta2 = 1/2, theta1 = min(sqrt(mu / (L1 p)), 1) theta2, sigma1 = mu / L1.
 
@@ -61,7 +62,9 @@ def eclk(
     theta1 = min(theta_scale * math.sqrt(mu / (L1 * p)), 1.0) * theta2
     theta1 = min(theta1, 1.0 - theta2)
     refresh_only = snapshot is None if refresh_only is None else refresh_only
-    return ECLK(compressor, L1, theta1, mu / L1, p, theta2, snapshot or Identity(), refresh_only, batch)
+    return ECLK(
+        compressor, L1, theta1, mu / L1, p, theta2, snapshot or Identity(), refresh_only, batch, schedule
+    )
 
 
 def katyusha(
@@ -70,9 +73,10 @@ def katyusha(
     batch: int | None = None,
     L1: float | None = None,
     theta_scale: float = 1.0,
+    schedule: Schedule = "coin",
 ) -> ECLK:
     """Uncompressed L-Katyusha: ECLK with the identity (float32 messages)."""
-    return eclk(constants, Identity(), 1, p, batch=batch, L1=L1, theta_scale=theta_scale)
+    return eclk(constants, Identity(), 1, p, batch=batch, L1=L1, theta_scale=theta_scale, schedule=schedule)
 
 
 def ef21(constants: Smoothness, compressor: Compressor, dimension: int, scale: float = 1.0) -> EF21:

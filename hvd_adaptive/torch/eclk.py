@@ -18,7 +18,7 @@ from ..solvers.eclk import ECLK, ECLKState
 from ..solvers.network import Cluster, Network
 from ..solvers.problems import Smoothness
 from ..solvers.ranks import HorovodRanks, launched
-from ..solvers.run import DivergenceWarning
+from ..solvers.run import DivergedError, DivergenceWarning
 
 
 class ECLKOptimizer(torch.optim.Optimizer):
@@ -52,7 +52,9 @@ class ECLKOptimizer(torch.optim.Optimizer):
     seed: of the shared coin; the same on all ranks.
     check_every: rounds between checks of the loss over ranks.
 
-    Raises :class:`ConfigurationError` for settings out of range.
+    Raises :class:`ConfigurationError` for settings out of range, and ``step`` raises
+    :class:`~hvd_adaptive.solvers.run.DivergedError` where the loss is not finite at the start or after 60
+    doublings of L1.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class ECLKOptimizer(torch.optim.Optimizer):
             dimension=dimension, smoothness=smoothness, strong_convexity=strong_convexity, l1=l1, seed=seed
         )
         self.l1, self._check_every = l1, check_every
-        self.rounds = 0
+        self.rounds = self._rescues = 0
         self._now: ECLKState | None = None
         self._ceiling = self._best_loss = math.inf
         self._best = self._read()
@@ -129,8 +131,15 @@ class ECLKOptimizer(torch.optim.Optimizer):
     def _guard(self, x: np.ndarray, loss: float) -> None:
         value = float(self.network.mean(np.array([[loss]]))[0]) + self.l1 * float(np.abs(x).sum())
         if math.isinf(self._ceiling):
+            if not math.isfinite(value):
+                raise DivergedError(
+                    f"the loss at the starting point is {value}; check the closure and the data"
+                )
             self._ceiling = 4.0 * value + 1e-300
         if not value <= self._ceiling:  # catches NaN too
+            self._rescues += 1
+            if self._rescues > 60:
+                raise DivergedError("ECLK diverges however large L1; check the closure and the data's scale")
             self.method = self.method.cautious()
             warnings.warn(
                 f"ECLK diverged at round {self.rounds}; it goes on from its best point with "
@@ -159,12 +168,12 @@ class ECLKOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers only; a resumed run equals an uninterrupted one bit for bit."""
         now = {} if self._now is None else asdict(self._now)
-        arrays = {name: torch.from_numpy(v.copy()) for name, v in now.items() if name != "moved"}
+        arrays = {name: torch.from_numpy(v.copy()) for name, v in now.items() if name != "age"}
         generators = (self.network.shared, *self.network.generators)
         numbers = {"rounds": self.rounds, "ceiling": self._ceiling, "best_loss": self._best_loss}
         numbers |= {"L1": self.method.L1, "bits_per_worker": self.network.bits_per_worker}
         return {
-            "state": arrays | ({"moved": now["moved"]} if now else {}),
+            "state": arrays | ({"age": now["age"]} if now else {}),
             "best": torch.from_numpy(self._best.copy()),
             "numbers": numbers,
             "generators": [one.bit_generator.state for one in generators],

@@ -80,6 +80,35 @@ def test_virtual_iterates_are_those_of_uncompressed_katyusha_at_a_perturbed_poin
         state = following
 
 
+@pytest.mark.parametrize("p", [0.3, 0.25, 1.0])
+def test_even_snapshots_move_every_so_many_rounds_to_where_y_was(p):
+    method = theory.eclk(CONSTANTS, TopK(2), D, p=p, L1=CONSTANTS.mean, schedule="even")
+    network = Cluster(WORKERS)
+    state, moves = method.start(PROBLEM, network, np.ones(D)), []
+    for count in range(1, 13):
+        following = method.step(PROBLEM, network, state)
+        if following.age == 0:
+            moves.append(count)
+            np.testing.assert_array_equal(following.w, state.y)
+            np.testing.assert_array_equal(following.snapshot_gradient, PROBLEM.gradients(state.y))
+        else:
+            np.testing.assert_array_equal(following.w, state.w)
+        state = following
+    assert moves == {0.3: [3, 6, 9, 12], 0.25: [4, 8, 12], 1.0: list(range(1, 13))}[p]
+
+
+@pytest.mark.parametrize("snapshot", [None, TopK(3)])
+def test_even_snapshots_need_no_more_rounds_than_the_coin_does(snapshot):
+    def build(schedule):
+        return theory.eclk(
+            CONSTANTS, TopK(2), D, p=0.1, snapshot=snapshot, L1=CONSTANTS.mean, schedule=schedule
+        )
+
+    rounds = [solve(build("coin"), seed=seed)[0].history.rounds[-1] for seed in range(5)]
+    found, gap = solve(build("even"))
+    assert gap <= 1e-10 and found.history.rounds[-1] <= np.mean(rounds)
+
+
 def test_error_feedback_loses_nothing():
     """Over any number of rounds: sum of what was applied = sum of targets - final error."""
     gamma = 0.1 / CONSTANTS.mean
@@ -113,6 +142,7 @@ def test_ec_gd_stalls_and_the_learned_shift_removes_the_floor():
         (theory.accelerated_gradient_descent(CONSTANTS), "AGD"),
         (theory.ef21(CONSTANTS, TopK(3), D), "EF21"),
         (EF21(0.5 / CONSTANTS.mean, TopK(3)), "EF21"),
+        (EF21(0.5 / CONSTANTS.mean, TopK(3), first=TopK(3)), "EF21"),
         (theory.error_compensated(CONSTANTS, TopK(3), D, shift=RandK(3), scale=2), "EC-GD-DIANA"),
         (theory.adef(CONSTANTS, TopK(3), D, scale=10), "ADEF"),
     ],
@@ -175,6 +205,38 @@ def test_a_diverging_run_warns_raises_L1_and_still_converges():
     assert np.isfinite(found.history.objectives).all()
 
 
+EXTREMES = [1e3, 1e40, 1e300]
+
+
+@pytest.mark.parametrize("gamma", EXTREMES)
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
+def test_no_step_is_so_large_that_a_run_ends_in_a_silent_nan(compressor, gamma):
+    methods = [
+        EF21(gamma, compressor),
+        EF21(gamma, compressor, first=compressor),
+        ErrorCompensated(gamma, compressor, shift=RandK(3)),
+        GradientDescent(gamma),
+        ECLK(compressor, 1 / gamma, 0.5, 0.1, 0.5, snapshot=compressor),
+        theory.adef(CONSTANTS, compressor, D, scale=gamma),
+    ]
+    for method in methods:
+        stopped, _ = solve(method, rounds=400, rescue=False)
+        assert stopped.history.diverged and np.isfinite(stopped.x).all(), method
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergenceWarning)
+            try:
+                found, _ = solve(method, rounds=400)
+            except DivergedError:
+                continue
+        assert found.history.rescues, method
+        assert np.isfinite(found.x).all() and np.isfinite(found.history.objectives).all(), method
+
+
+def test_a_start_without_a_finite_objective_is_refused():
+    with pytest.raises(DivergedError, match="starting point"):
+        run(theory.gradient_descent(CONSTANTS), PROBLEM, Cluster(WORKERS), 5, x=np.full(D, 1e200))
+
+
 def test_a_diverging_run_without_rescue_says_so_and_one_beyond_help_raises():
     found, _ = solve(EF21(1e3, TopK(2)), rescue=False)
     assert found.history.diverged
@@ -210,6 +272,7 @@ def test_a_thousand_workers():
     [
         (lambda: ECLK(TopK(1), -1.0, 0.1, 0.1, 0.1), "L1=-1"),
         (lambda: ECLK(TopK(1), 1.0, 0.1, 0.1, 0.0), "p=0"),
+        (lambda: ECLK(TopK(1), 1.0, 0.1, 0.1, 0.1, schedule="odd"), "schedule='odd'"),
         (lambda: EF21(float("nan"), TopK(1)), "gamma=nan"),
         (lambda: GradientDescent(1.0, 2.0), "momentum=2"),
         (lambda: Cluster(2000), "workers=2000"),

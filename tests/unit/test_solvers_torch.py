@@ -16,7 +16,7 @@ from hvd_adaptive.core.errors import ConfigurationError  # noqa: E402
 from hvd_adaptive.solvers import data, theory  # noqa: E402
 from hvd_adaptive.solvers.network import Cluster  # noqa: E402
 from hvd_adaptive.solvers.problems import LogisticRegression  # noqa: E402
-from hvd_adaptive.solvers.run import DivergenceWarning  # noqa: E402
+from hvd_adaptive.solvers.run import DivergedError, DivergenceWarning  # noqa: E402
 from hvd_adaptive.torch.eclk import ECLKOptimizer  # noqa: E402
 
 L2 = 0.01
@@ -87,6 +87,31 @@ def test_a_smoothness_that_is_too_small_warns_and_is_raised():
         for _ in range(2500):
             optimizer.step(closure)
     np.testing.assert_allclose(weight.detach().reshape(-1), PROBLEM.optimum[0], atol=1e-5)
+
+
+def test_a_loss_that_is_nan_is_an_error_not_a_silent_answer():
+    _, optimizer, _ = model()
+
+    def closure():
+        optimizer.zero_grad()
+        return torch.tensor(float("nan"))
+
+    with pytest.raises(DivergedError, match="starting point"):
+        optimizer.step(closure)
+
+
+def test_a_loss_too_steep_for_any_L1_ends_in_an_error():
+    weight, optimizer, _ = model(check_every=1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = 1.0 + (1e30 * weight**2).sum() - weight.sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(DivergedError, match="however large"), pytest.warns(DivergenceWarning):
+        for _ in range(2000):
+            optimizer.step(closure)
 
 
 def test_l1_and_single_precision_parameters_work():
