@@ -438,6 +438,32 @@ class Worker:
             "total": dataclasses.asdict(self._total),
         }
 
+    def common(self) -> dict[str, Any]:
+        """The part of :meth:`state` that all ranks hold alike, without arrays."""
+        return {**self.state(), "residuals": {}, "memories": {}, "total": None}
+
+    def rejoin(self, common: Mapping[str, Any]) -> None:
+        """Goes on among other ranks, at the step of those whose :meth:`common` this is.
+
+        The residuals stay this worker's own.  Settings are compared anew in the next step.
+        """
+        kept = {
+            name: state for name, state in self._states().items() if self._choice.of(name).memory.sends_parts
+        }
+        own = {
+            "residuals": kept,
+            "memories": {name: self._memory(name) for name in kept},
+            "scales": {
+                n: s if n in kept else common["scales"][n]
+                for n, s in zip(self.names, self._scales, strict=True)
+            },
+            "total": dataclasses.asdict(self._total),
+            "first": self.names,
+            "flushed": [],
+        }
+        self.restore({**common, **own}, lambda _, residual: residual)
+        self._ranks, self._plans = [], []
+
     def restore(self, state: Mapping[str, Any], place: Callable[[int, Array], Array]) -> None:
         """Continues from :meth:`state`.  ``place(slot, residual)`` copies a residual to where it lives.
 
@@ -480,7 +506,7 @@ class Worker:
         self._course = Course(Control(**control), state["course"]["until"], state["course"]["reason"])
         self._scales = [float(state["scales"][name]) for name in self.names]
         self._unit, self._scale = float(state["unit"]), float(state["scale"])
-        self._rounds, self._sent = {}, {}
+        self._rounds, self._sent, self._away = {}, {}, set()
         self._total = Traffic(**state["total"])
 
     def _memory(self, name: str) -> str:

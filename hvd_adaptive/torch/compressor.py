@@ -215,6 +215,18 @@ class Compressor:
         tensors = self._parameters.tensors
         self._worker.restore(state, lambda slot, kept: kept.detach().clone().to(tensors[slot].device))
 
+    def common_state(self) -> dict[str, Any]:
+        """What all ranks hold alike: plain numbers, for :meth:`rejoin`."""
+        return self._worker.common()
+
+    def rejoin(self, common: Mapping[str, Any]) -> None:
+        """Goes on among other ranks, at the step of the rank whose :meth:`common_state` is given.
+
+        The residuals stay this rank's own, but for ``memory="ef21"``, which begins anew.  See
+        :class:`hvd_adaptive.torch.elastic.ElasticState`, which does this.
+        """
+        self._worker.rejoin(common)
+
 
 def _storage(gradient: torch.Tensor) -> torch.Tensor | None:
     """The gradient's storage, flat, for the aggregate that takes its place; None where it does not fit."""

@@ -61,6 +61,8 @@ def horovodrun(tmp_path: Path) -> Callable[..., Run]:
         function_or_script: a module-level function, called as ``function(*args, **kwargs)`` on every
             rank (arguments and result must pickle), or a script's path, run with ``args`` as its words.
         np: number of ranks, all on this machine, over Gloo.
+        hosts: names of this machine, for as many hosts: "localhost:2,127.0.0.1:2".
+        discovery: a script that prints the hosts, for an elastic job of ``np`` ranks or fewer.
         env: environment variables to add.
         timeout: seconds, after which this run's processes (and no others) are ended.
         check: fail the test, with the output, unless every rank ended well and in time.
@@ -70,6 +72,8 @@ def horovodrun(tmp_path: Path) -> Callable[..., Run]:
         target: Callable[..., Any] | str | Path,
         *args: Any,
         np: int = 2,
+        hosts: str | None = None,
+        discovery: Path | None = None,
         env: dict[str, str] | None = None,
         timeout: float = 240,
         check: bool = True,
@@ -86,9 +90,8 @@ def horovodrun(tmp_path: Path) -> Callable[..., Run]:
             TAG: tag,
             **(env or {}),
         }
-        returncode, output = _run_bounded(
-            [*_horovodrun(np), *_command(target, args, kwargs, folder)], environment, tag, timeout
-        )
+        command = [*_horovodrun(np, hosts, discovery), *_command(target, args, kwargs, folder)]
+        returncode, output = _run_bounded(command, environment, tag, timeout)
         results = [_load(folder / f"rank-{rank}.pickle") for rank in range(np)]
         if check and returncode != 0:
             reason = f"ran past {timeout:g} s" if returncode is None else f"exited with {returncode}"
@@ -98,9 +101,11 @@ def horovodrun(tmp_path: Path) -> Callable[..., Run]:
     return launch
 
 
-def _horovodrun(np: int) -> list[str]:
+def _horovodrun(np: int, hosts: str | None, discovery: Path | None) -> list[str]:
+    elastic = ["--host-discovery-script", str(discovery), "--min-np", "1", "--max-np", str(np)]
     return [
-        *(sys.executable, "-m", "horovod.runner.launch", "-np", str(np), "-H", f"localhost:{np}", "--gloo"),
+        *(sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(np)),
+        *(elastic if discovery else ("-H", hosts or f"localhost:{np}")),
         # a busy machine may take long to import a framework on every rank
         *("--start-timeout", "120", "--gloo-timeout-seconds", "120"),
     ]
