@@ -2,10 +2,10 @@
 
     python benchmarks/eclk_adaptive.py --json runs/eclk_adaptive.json
 
-ECLK with the second compressor on l2-regularised logistic regression, 20 workers.  For each k of the
-grid, and for the rule, L1 and p are tuned for bits by the same walk with the same budget.  The rule
-charges a round its payload and, beside it, ``charge`` times the expected bits of its snapshot message;
-``charge`` is tuned with L1 and p, as k is for the fixed ones.
+ECLK with the second compressor and evenly spaced snapshots on l2-regularised logistic regression, 20
+workers.  For each k of the grid, and for the rule, L1, p and theta1 are tuned for bits by the same walk with
+the same budget.  The rule charges a round its payload and, beside it, ``charge`` times the expected bits of
+its snapshot message; ``charge`` is tuned with them, as k is for the fixed ones.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ SETS = ("mushrooms", "phishing", "a9a", "w8a")
 @click.option("--l2", default=1e-3, show_default=True)
 @click.option("--value", default="bfloat16", show_default=True)
 @click.option("--k", "counts", multiple=True, type=int, default=(1, 2, 4, 8), show_default=True)
+@click.option("--rule/--no-rule", default=True, show_default=True, help="Whether to run the rule.")
 @click.option("--rounds", default=6000, show_default=True)
 @click.option("--budget", default=12, show_default=True, help="Runs to tune each entry with.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
-def main(names, workers, l2, value, counts, rounds, budget, json_path) -> None:
+def main(names, workers, l2, value, counts, rule, rounds, budget, json_path) -> None:
     """Print a line per entry, and write all of them."""
     report = []
     for name in names:
@@ -46,12 +47,16 @@ def main(names, workers, l2, value, counts, rounds, budget, json_path) -> None:
             overhead = s.get("charge", 0.0) * p * snapshot.size(d)
             compressor = TopK(k, value) if k else adaptive(d, overhead, value)
             L1 = s["L1"] * constants.mean
-            return theory.eclk(constants, compressor, d, p, snapshot, True, L1=L1, theta2=0.7)
+            return theory.eclk(
+                constants, compressor, d, p, snapshot, True, L1=L1, theta_scale=s["theta"], theta2=0.5,
+                schedule="even",
+            )  # fmt: skip
 
-        for k in (0, *(one for one in counts if one <= d)):
-            start, moves = {"L1": 0.03125, "p": 8.0}, {"L1": (0.5, 2.0), "p": (0.5, 2.0)}
+        for k in (*([0] if rule else []), *(one for one in counts if one <= d)):
+            start = {"L1": 0.0625, "p": 8.0, "theta": 2.0}
+            moves = {"L1": (0.5, 2.0, 2**0.5, 2**-0.5), "p": (2**0.5, 2**-0.5), "theta": (2**0.5, 2**-0.5)}
             if not k:
-                start["charge"], moves["charge"] = 0.125, (0.25, 2.0)
+                start["charge"], moves["charge"] = 0.03125, (0.5, 2.0)
             tuned = walk(
                 lambda s, k=k: build(s, k), start, moves, problem, rounds, 1e-8, "bits", budget=budget,
             )  # fmt: skip

@@ -17,6 +17,7 @@ from ..core.compressors import VALUE_BITS
 from ..core.errors import ConfigurationError
 
 if TYPE_CHECKING:  # needs SciPy and scikit-learn, so only the command itself imports it
+    from ..solvers.eclk import Schedule
     from ..solvers.problems import LinearModel
 
 FAMILIES = ("topk", "randk", "sign", "dithering", "natural", "adaptive")
@@ -49,6 +50,14 @@ TARGETS = (1e-4, 1e-6, 1e-8)
     type=click.Choice(["shuffled", "sorted", "given"]),
     help="How rows are dealt to workers; sorted by label makes workers unlike.",
 )
+@click.option(
+    "--schedule",
+    default="even",
+    show_default=True,
+    type=click.Choice(["even", "coin"]),
+    help="Snapshots of ECLK and L-Katyusha: every 1/p rounds, or by a coin with probability p.",
+)
+@click.option("--p", type=float, help="Their probability; the compressor's ratio of bits by default.")
 @click.option("--rounds", default=6000, show_default=True, help="The most rounds of a run.")
 @click.option("--target", default=1e-8, show_default=True, help="Relative gap at which a run ends.")
 @click.option(
@@ -75,6 +84,8 @@ def eclk(
     model: str,
     value: str,
     order: str,
+    schedule: Schedule,
+    p: float | None,
     rounds: int,
     target: float,
     budget: int,
@@ -97,6 +108,8 @@ def eclk(
     for folder in (plots, json_path.parent if json_path else None):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+    if p is not None and not 0 < p <= 1:
+        raise ConfigurationError(f"--p {p} must be above 0 and at most 1")
     if not (l2 > 0 and target > 0 and rounds >= 1 and budget >= 1):
         raise ConfigurationError("--l2 and --target must be above 0, --rounds and --budget at least 1")
 
@@ -106,7 +119,7 @@ def eclk(
         kind = LogisticRegression if model == "logistic" else Ridge
         problem = kind(dataset.features, dataset.targets, l2=l2, workers=workers)
         constants, (_, least) = problem.smoothness, problem.optimum
-    entries = list(comparison.contestants(problem, compressor, k, value))
+    entries = list(comparison.contestants(problem, compressor, k, value, p, schedule))
     if unknown := set(names) - {one.label for one in entries}:
         raise ConfigurationError(
             f"--method {', '.join(sorted(unknown))} is unknown; use {', '.join(one.label for one in entries)}"
@@ -136,6 +149,7 @@ def eclk(
     report = {
         "data": dataset.name, "model": model, "rows": problem.rows, "dimension": problem.dimension,
         "workers": workers, "order": order, "l2": l2, "value": value, "seed": seed,
+        "schedule": schedule,
         "constants": {"L_f": constants.mean, "L_bar": constants.worker, "L": constants.row,
                       "mu": constants.strong, "kappa": constants.condition},
         "runs": runs,
@@ -165,7 +179,7 @@ def table(runs: Sequence[dict[str, Any]], targets: Sequence[float], problem: Lin
             run["method"],
             "-" if count is None else str(count),
             "-" if bits is None else f"{bits / 1000:.1f}",
-            f"{run['best_gap']:.1e}",
+            "diverged" if run["diverged"] else f"{run['best_gap']:.1e}",
             str(run["runs_tried"]),
         )
     return made

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.compressors import Compressor, Dithering, Natural, RandK, SignTopK, TopK, adaptive
+from ..core.compressors import Compressor, Dithering, Identity, Natural, RandK, SignTopK, TopK, adaptive
 from ..core.errors import ConfigurationError
 from . import theory
+from .eclk import Schedule
 from .ef21 import EF21
 from .error_compensated import ErrorCompensated
 from .method import Method
@@ -21,6 +22,8 @@ from .tuning import Aim, Score, Settings, attempt, walk
 
 FAMILIES = ("topk", "randk", "sign", "dithering", "natural", "adaptive")
 HALVES = (2.0, 0.5)
+ROOTS = (2**0.5, 2**-0.5)
+STEPS = (*HALVES, 2**0.25, 2**-0.25, 2**0.0625, 2**-0.0625)
 
 
 def compressor_of(family: str, k: int, dimension: int, value: str) -> Compressor:
@@ -60,7 +63,8 @@ class Outcome:
     tried: int
 
     def record(self, least: float, targets: Sequence[float], compressor: str, k: int) -> dict[str, Any]:
-        """As it goes into the JSON file; targets that were not reached are None."""
+        """As it goes into the JSON file; targets that were not reached are None.  ``diverged``: the run ended
+        that way, which of a tuned method's best run says that all did."""
         hits = {
             f"{target:.0e}".replace("e-0", "e-"): self.history.first_below(target, least)
             for target in targets
@@ -72,45 +76,57 @@ class Outcome:
             "rounds_to": {name: None if hit is None else hit[0] for name, hit in hits.items()},
             "bits_per_worker_to": {name: None if hit is None else hit[1] for name, hit in hits.items()},
             "best_gap": float(np.nanmin(self.history.gaps(least))),
+            "diverged": self.history.diverged,
             "parameters": self.method.parameters(),
             "runs_tried": self.tried,
         }
 
 
-def contestants(problem: LinearModel, family: str, k: int, value: str) -> Iterator[Contestant]:
-    """All methods.  Those with L1 start from L_f / 4, those with gamma from 2 / L_f,
+def contestants(
+    problem: LinearModel,
+    family: str,
+    k: int,
+    value: str,
+    p: float | None = None,
+    schedule: Schedule = "even",
+) -> Iterator[Contestant]:
+    """All methods.  Those with L1 start from L_f / 8, those with gamma from 2 / L_f,
     ADEF from L = L_f.
 
-    ECLK with dense snapshots has p = r(Q) and is tuned (L1, theta1) for rounds, and uncompressed
-    L-Katyusha has the same p.  ECLK with the second compressor has all its parameters tuned for bits.
+    Uncompressed L-Katyusha and ECLK with dense snapshots have the same ``p`` (None: r(Q)) and are tuned
+    alike, in L1, theta1 and sigma1, for rounds.  ECLK with the second compressor has all its parameters
+    tuned for bits.  EF21 starts from the gradient as it is (its paper's), or from a compressed one.
     """
     constants, d = problem.smoothness, problem.dimension
     compressor = compressor_of(family, k, d, value)
-    p = k / d if family in ("topk", "randk", "sign") else theory.ratio(compressor, d)
-    p = min(1.0, p)
-    one = {"L1": 0.25, "theta": 1.0}
-    moves = {"L1": (0.5, 2.0), "theta": HALVES}
+    p = theory.ratio(compressor, d) if p is None else p
+    one = {"L1": 0.125, "theta": 1.0, "sigma": 1.0}
+    moves = {"L1": (*HALVES, *ROOTS), "theta": ROOTS, "sigma": ROOTS}
 
-    def accelerated(quantizer: Compressor | None) -> Callable[[Settings], Method]:
+    def accelerated(quantizer: Compressor) -> Callable[[Settings], Method]:
         def build(s: Settings) -> Method:
-            L1 = s["L1"] * constants.mean
-            if quantizer is None:
-                return theory.katyusha(constants, p, L1=L1, theta_scale=s["theta"])
-            return theory.eclk(constants, quantizer, d, p, L1=L1, theta_scale=s["theta"])
+            method = theory.eclk(
+                constants, quantizer, d, p, L1=s["L1"] * constants.mean, theta_scale=s["theta"],
+                schedule=schedule,
+            )  # fmt: skip
+            return dataclasses.replace(method, sigma1=s["sigma"] * method.sigma1)
 
         return build
 
     yield Contestant("GD", lambda s: theory.gradient_descent(constants))
     yield Contestant("AGD", lambda s: theory.accelerated_gradient_descent(constants))
-    yield Contestant("L-Katyusha", accelerated(None), one, moves)
+    yield Contestant("L-Katyusha", accelerated(Identity()), one, moves)
     yield Contestant("ECLK", accelerated(compressor), one, moves)
-    yield second_compressor(problem, compressor, p, value, k)
-    gamma, steps = {"scale": 2.0}, {"scale": HALVES}
+    yield second_compressor(problem, compressor, value, k, schedule)
+    gamma, steps = {"scale": 2.0}, {"scale": STEPS}
 
     def step(s: Settings) -> float:
         return s["scale"] / constants.mean
 
     yield Contestant("EF21", lambda s: EF21(step(s), compressor), gamma, steps)
+    yield Contestant(
+        "EF21 compressed start", lambda s: EF21(step(s), compressor, compressor), gamma, steps, "bits"
+    )
     yield Contestant("EC-GD", lambda s: ErrorCompensated(step(s), compressor), gamma, steps)
     shift = RandK(k, value=value) if family in ("topk", "randk", "sign", "adaptive") else compressor
     yield Contestant("EC-GD-DIANA", lambda s: ErrorCompensated(step(s), compressor, shift), gamma, steps)
@@ -137,30 +153,31 @@ def contestants(problem: LinearModel, family: str, k: int, value: str) -> Iterat
 
 
 def second_compressor(
-    problem: LinearModel, compressor: Compressor, p: float, value: str, k: int, aim: Aim = "bits"
+    problem: LinearModel, compressor: Compressor, value: str, k: int, schedule: Schedule = "even"
 ) -> Contestant:
-    """ECLK whose shift follows by sparse messages of ``m`` times k coordinates after w moved."""
+    """ECLK whose shift follows by sparse messages of ``m`` times k coordinates after w moved, which it does
+    about every ``d / (p k)`` rounds."""
     constants, d = problem.smoothness, problem.dimension
 
     def build(s: Settings) -> Method:
         count = max(1, round(s["m"] * k))
         method = theory.eclk(
-            constants, compressor, d, min(1.0, s["p"] * p), TopK(count, value), True,
+            constants, compressor, d, min(1.0, s["p"] * min(k, d) / d), TopK(count, value), True,
             L1=s["L1"] * constants.mean, theta_scale=s["theta"], theta2=s["theta2"],
+            schedule=schedule,
         )  # fmt: skip
         return dataclasses.replace(method, sigma1=s["sigma"] * method.sigma1)
 
-    start = {"L1": 0.0625, "p": 8.0, "m": 4.0, "theta": 1.0, "theta2": 0.7, "sigma": 1.5}
-    fine = (2**0.5, 2**-0.5)
+    start = {"L1": 0.0625, "p": 8.0, "m": 4.0, "theta": 1.4, "theta2": 0.5, "sigma": 1.0}
     moves = {
-        "L1": HALVES,
-        "p": fine,
-        "theta": fine,
-        "m": (1.5, 2 / 3),
+        "L1": (*HALVES, *ROOTS, 2**0.125, 2**-0.125),
+        "p": ROOTS,
+        "theta": (*ROOTS, 2**0.125, 2**-0.125),
+        "m": (1.25, 0.8),
         "theta2": (1.15, 0.87),
-        "sigma": HALVES,
+        "sigma": ROOTS,
     }
-    return Contestant("ECLK second compressor", build, start, moves, aim)
+    return Contestant("ECLK second compressor", build, start, moves, "bits")
 
 
 def compete(

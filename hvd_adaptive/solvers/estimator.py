@@ -97,8 +97,9 @@ class _Linear(BaseEstimator):
         constants = dataclasses.replace(constants, strong=max(constants.strong, problem.l2))
         compressor = self.compressor if self.compressor is not None else TopK(math.ceil(d / 10))
         method = theory.eclk(
-            constants, compressor, d, L1=constants.mean, snapshot=Identity("float64"), refresh_only=True
-        )
+            constants, compressor, d, L1=constants.mean, snapshot=Identity("float64"), refresh_only=True,
+            schedule="even",
+        )  # fmt: skip
 
         def converged(state: ECLKState) -> bool:
             return float(np.abs(state.mean_shift).max()) <= self.tol  # the gradient at the last w

@@ -246,10 +246,19 @@ class LogisticRegression(LinearModel):
             )
 
     def losses(self, margins: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        return np.logaddexp(0.0, -targets * margins)
+        signed = targets * margins
+        losses = np.exp(-np.abs(signed))  # between 0 and 1
+        np.log1p(losses, out=losses)
+        losses -= np.minimum(signed, 0.0)
+        return losses
 
     def slopes(self, margins: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        return -targets * expit(-targets * margins)
+        slopes = targets * margins
+        np.minimum(slopes, 700.0, out=slopes)  # exp stays finite
+        np.exp(slopes, out=slopes)
+        slopes += 1.0
+        np.divide(-targets, slopes, out=slopes)
+        return slopes
 
     def curvatures(self, margins: np.ndarray, targets: np.ndarray) -> np.ndarray:
         return expit(margins) * expit(-margins)

@@ -14,7 +14,7 @@ import torch
 from ..core.compressors import Compressor, TopK
 from ..core.errors import ConfigurationError
 from ..solvers import theory
-from ..solvers.eclk import ECLK, ECLKState
+from ..solvers.eclk import ECLK, ECLKState, Schedule
 from ..solvers.network import Cluster, Network
 from ..solvers.problems import Smoothness
 from ..solvers.ranks import HorovodRanks, launched
@@ -51,6 +51,7 @@ class ECLKOptimizer(torch.optim.Optimizer):
     network: None: the Horovod ranks where Horovod was initialised with several, else this process.
     seed: of the shared coin; the same on all ranks.
     check_every: rounds between checks of the loss over ranks.
+    schedule: "coin", or "even" for a snapshot every 1 / p rounds (`solvers.eclk`).
 
     Raises :class:`ConfigurationError` for settings out of range, and ``step`` raises
     :class:`~hvd_adaptive.solvers.run.DivergedError` where the loss is not finite at the start or after 60
@@ -69,6 +70,7 @@ class ECLKOptimizer(torch.optim.Optimizer):
         network: Network | None = None,
         seed: int = 0,
         check_every: int = 20,
+        schedule: Schedule = "coin",
     ) -> None:
         super().__init__(params, {})
         if not 0 < strong_convexity <= smoothness < math.inf:
@@ -81,7 +83,9 @@ class ECLKOptimizer(torch.optim.Optimizer):
         dimension = sum(one.numel() for one in self._flat)
         constants = Smoothness(smoothness, smoothness, smoothness, strong_convexity)
         compressor = compressor if compressor is not None else TopK(math.ceil(dimension / 10))
-        self.method: ECLK = theory.eclk(constants, compressor, dimension, p, snapshot, L1=smoothness)
+        self.method: ECLK = theory.eclk(
+            constants, compressor, dimension, p, snapshot, L1=smoothness, schedule=schedule
+        )
         if network is None:
             network = HorovodRanks(seed) if launched() else Cluster(1, seed)
         self.network = network

@@ -64,7 +64,7 @@ def test_reproduce_eclk_writes_runs_and_plots(tmp_path):
     report = json.loads((tmp_path / "run.json").read_text())
     runs = {run["method"]: run for run in report["runs"]}
     expected = {"GD", "AGD", "L-Katyusha", "ECLK", "ECLK second compressor", "EF21", "EC-GD", "EC-GD-DIANA"}
-    assert expected | {"EC-LSVRG-DIANA", "ADEF"} == set(runs)
+    assert expected | {"EC-LSVRG-DIANA", "ADEF", "EF21 compressed start"} == set(runs)
     for run in runs.values():
         assert set(run) >= {
             *("method", "compressor", "k", "rounds_to", "bits_per_worker_to", "best_gap", "parameters")
@@ -87,6 +87,7 @@ def test_reproduce_eclk_writes_runs_and_plots(tmp_path):
         ("--data digits --workers 3000", "workers=3000"),
         ("--data digits --method Nesterov", "Nesterov"),
         ("--data digits --k 0", "k=0"),
+        ("--data digits --p 1.5", "--p 1.5"),
     ],
 )
 def test_wrong_settings_end_in_a_sentence(arguments, word):
