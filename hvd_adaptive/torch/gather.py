@@ -75,5 +75,6 @@ class Gather:
         self._underway[number] = None
         rest = load().synchronize(handle)
         count(Traffic(bits_received=32 * (rest.numel() - own)))
-        for rank, slot, words in parcel.unpack(rest, self._world_size):
+        slots = [slot for slot, own in self._bucket_of.items() if own == number]
+        for rank, slot, words in parcel.unpack(rest, self._world_size, slots):
             self._received[slot][rank].append(words)

@@ -1,5 +1,6 @@
 """Hostile input: whatever the words, decoding gives a sound result or a MessageError, in bounded memory."""
 
+import contextlib
 import tracemalloc
 
 import numpy as np
@@ -162,3 +163,22 @@ def test_the_sentences_say_what_is_wrong():
     assert "beyond the dimension" in refused(setter(5, words[5] + 12))
     with pytest.raises(MessageError, match="int32 words, not int64"):
         message.decode(words.astype(np.int64))
+
+
+@given(examples, st.lists(st.sampled_from(range(1, 8)), min_size=1, max_size=3), st.data())
+@settings(deadline=None, max_examples=60)
+def test_adding_up_never_allocates_more_than_the_dimension_allows(words, fields, data):
+    """A rank's words are its own; what they make the others allocate is bounded by d."""
+    hostile = words.copy()
+    for field in fields:
+        hostile[field] = data.draw(st.sampled_from([0, 7, 2**24, 2**31 - 1, -1, -(2**31), len(words)]))
+    hostile[2] = data.draw(st.sampled_from([hostile[2], len(words)]))
+    hostile = sealed(hostile)
+    tracemalloc.start()
+    try:
+        for path in (hostile, torch.from_numpy(hostile)):
+            with contextlib.suppress(MessageError):
+                message.accumulate(path, 1, DIMENSION)
+        assert tracemalloc.get_traced_memory()[1] < 64 * (DIMENSION + len(words)) + 200_000
+    finally:
+        tracemalloc.stop()
