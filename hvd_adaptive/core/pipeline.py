@@ -10,7 +10,7 @@ carry two things to all ranks:
 
 The residual is not changed by what is sent until :func:`decompress` knows that the step counts:
 where any rank's gradient is not finite, every rank sees a gradient that is not finite, and each
-keeps its residual plus its own gradient, if that was finite.
+keeps its residual plus what is finite of its own gradient.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from . import ballot, kernels, message, scan
+from . import ballot, kernels, message, scan, selection
 from .backend import Array, Backend
 from .cost import LinkTime
-from .policy import Adaptive, Control, sends_all
+from .memory import ErrorFeedback
+from .policy import Adaptive, Control, Scanning, sends_all
 from .recipe import Recipe
 
 
@@ -124,23 +125,34 @@ def compress(
     used even where the recipe keeps none: an earlier recipe left it.
     """
     flat = b.cast(b.reshape(gradient, (plan.dimension,)), "float32")
-    finite = all_finite(b, flat)
-    flat = b.cond(finite, lambda: flat, lambda: b.zeros(plan.dimension, "float32", flat))
-    memory, x, kept = plan.recipe.memory, flat, residual
-    if residual is not None:
-        x, kept = memory.compensate(b, residual, flat, plan.world_size)
+    memory, policy = plan.recipe.memory, plan.recipe.policy
+    swept = _swept(b, plan, control, flat, residual)
+    x, kept = flat, residual
+    if swept is not None and residual is not None:
+        (candidates, finite), x = swept, residual
+    else:
+        candidates, finite = None, all_finite(b, flat)
+        x = b.cond(finite, lambda: flat, lambda: b.where(b.abs(flat) < float("inf"), flat, 0.0))
+        if residual is not None:
+            x, kept = memory.compensate(b, residual, x, plan.world_size)
     tuned = plan.recipe.adaptive
     weighs = tuned is not None and tuned.objective == "energy"
     energy = b.sum(x * x) if weighs else b.constant(0.0, "float32", x)
     nothing = b.zeros(0, "int32", x)
 
+    def support() -> Array:
+        if candidates is None:
+            return policy.support(b, x, control)
+        assert isinstance(policy, Scanning)
+        return policy.chosen(b, x, candidates, control)
+
     def sparse() -> tuple[Array, ...]:
-        policy, kind = plan.recipe.policy, "fp32" if small(plan) else plan.recipe.values
+        kind = "fp32" if small(plan) else plan.recipe.values
         if small(plan) or sends_all(policy):
             indices, values = b.arange(plan.dimension, x), x
             words = message.encode_dense(values, kind)
         else:
-            indices = b.cond(finite, lambda: policy.support(b, x, control), lambda: b.zeros(0, "int64", x))
+            indices = b.cond(finite, support, lambda: b.zeros(0, "int64", x))
             values = b.take(x, indices)
             words = message.encode(indices, values, plan.dimension, kind)
         received = message.decoded_values(values, kind)
@@ -153,7 +165,7 @@ def compress(
         return x, nothing, indices, note, energy
 
     def shared() -> tuple[Array, ...]:
-        indices = plan.recipe.policy.support(b, x, control)
+        indices = policy.support(b, x, control)
         if control.first:  # the settings are not known to agree yet, and so neither do the supports
             indices = b.cast(0 - b.sort(0 - indices), "int64")
         values = b.take(x, indices)
@@ -196,6 +208,26 @@ def compress(
         lambda: b.cast(b.constant(b.length(indices), "int64", x), "int64"),
     )
     return Outgoing(b.concat([vote, riding]), words), Pending(indices, note, sparsity), kept
+
+
+def _swept(
+    b: Backend, plan: Plan, control: Control, flat: Array, residual: Array | None
+) -> tuple[Array, Array] | None:
+    """Adds the gradient to the residual of error feedback and finds the candidates of the policy in one
+    pass over the host's memory: their indices, and whether all of ``flat`` is finite.  None where that
+    cannot be done, and nothing has been."""
+    policy = plan.recipe.policy
+    if residual is None or not isinstance(plan.recipe.memory, ErrorFeedback):
+        return None
+    if small(plan) or sends_all(policy) or not isinstance(policy, Scanning):
+        return None
+    total, own = kernels.host(b, residual), kernels.host(b, flat)
+    if total is None or own is None or bool(control.dense):
+        return None
+    drawn = selection.sample(b, residual) + selection.sample(b, flat)
+    threshold = float(policy.threshold(b, drawn, plan.dimension, control))
+    found, finite = scan.add_at_least(total, own, threshold)
+    return b.from_host(found, flat), b.constant(finite, "bool", flat)
 
 
 def _variable(b: Backend, plan: Plan, tuned: Adaptive, indices: Array, words: Array) -> Array:

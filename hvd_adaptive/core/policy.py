@@ -7,6 +7,8 @@ A policy is a frozen object without state.  What changes from step to step arriv
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +44,25 @@ def count(ratio: float, dimension: int) -> int:
     return min(dimension, max(1, math.ceil(ratio * dimension)))
 
 
+class Scanning(ABC):
+    """A policy that sends what passes a threshold of magnitude, which it reads off a sample."""
+
+    @abstractmethod
+    def threshold(self, b: Backend, drawn: Array, dimension: int, control: Control) -> Array:
+        """A float32 scalar, from the sample ``drawn`` of ``dimension`` coordinates."""
+
+    @abstractmethod
+    def chosen(self, b: Backend, x: Array, candidates: Array, control: Control) -> Array:
+        """Those of the coordinates above the threshold (int64, ascending) that are sent."""
+
+    def support(self, b: Backend, x: Array, control: Control) -> Array:
+        """int64 indices, ascending, of the coordinates of ``x`` (float32, d elements) to send."""
+        threshold = self.threshold(b, selection.sample(b, x), int(x.shape[0]), control)
+        return self.chosen(b, x, selection.at_least(b, x, threshold), control)
+
+
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Scanning):
     """The same share of coordinates at every step.
 
     ``ratio``: T / d, in (0, 1].  ``exact``: exactly T coordinates, or about T by a threshold
@@ -58,10 +77,11 @@ class Fixed:
         if not isinstance(self.exact, bool):
             raise ConfigurationError(f"exact must be True or False, not {self.exact!r}")
 
-    def support(self, b: Backend, x: Array, control: Control) -> Array:
-        """int64 indices, ascending, of the coordinates of ``x`` (float32, d elements) to send."""
-        choose = selection.largest if self.exact else selection.sampled
-        return choose(b, x, count(self.ratio, int(x.shape[0])))
+    def threshold(self, b: Backend, drawn: Array, dimension: int, control: Control) -> Array:
+        return _threshold(self.exact)(b, drawn, dimension, count(self.ratio, dimension))
+
+    def chosen(self, b: Backend, x: Array, candidates: Array, control: Control) -> Array:
+        return _chosen(b, x, candidates, count(self.ratio, int(x.shape[0])), self.exact)
 
 
 @dataclass(frozen=True)
@@ -87,7 +107,7 @@ class SharedRandom:
 
 
 @dataclass(frozen=True)
-class Adaptive:
+class Adaptive(Scanning):
     """The coordinates that improve by more than the price of sending them.
 
     ``cost``: a cost model; it is restated for the number of coordinates and the world size at
@@ -128,31 +148,32 @@ class Adaptive:
         """Cost of one more coordinate of a tensor of ``dimension``."""
         return self.cost.for_dimension(dimension).marginal()
 
-    def support(self, b: Backend, x: Array, control: Control) -> Array:
-        """int64 indices, ascending, of the coordinates of ``x`` (float32, d elements) to send."""
-        dimension = int(x.shape[0])
-        price = b.cast(b.constant(control.price, "float32", x), "float32")
+    def threshold(self, b: Backend, drawn: Array, dimension: int, control: Control) -> Array:
+        price = b.cast(b.constant(control.price, "float32", drawn), "float32")
         toll = price * self.marginal(dimension)
         return b.cond(
             toll > 0,
-            lambda: selection.above(b, x, self._threshold(b, x, toll)),
-            lambda: selection.sampled(b, x, count(self.first_ratio, dimension)),
+            lambda: self._priced(b, drawn, dimension, toll),
+            lambda: selection.near_threshold(b, drawn, dimension, count(self.first_ratio, dimension)),
         )
 
-    def _threshold(self, b: Backend, x: Array, toll: Array) -> Array:
+    def chosen(self, b: Backend, x: Array, candidates: Array, control: Control) -> Array:
+        return selection.some(b, x, candidates)
+
+    def _priced(self, b: Backend, drawn: Array, dimension: int, toll: Array) -> Array:
         if self.family == "sparsify":  # a coordinate improves the objective by its square
             return b.sqrt(toll)
         # S+Q improves by ||x_T||_1^2 / T (papers' beta), which no threshold known beforehand maximises.
-        sample = b.sort(b.abs(selection.sample(b, x)))
-        size = b.length(sample)
-        each = int(x.shape[0]) / size
-        counts = b.cast(b.arange(size, x) + 1, "float32") * each
-        norms = b.cumsum(sample) * each
-        return b.take(sample, b.argmax(norms * norms / counts - toll * counts))
+        ordered = b.sort(b.abs(drawn))
+        size = b.length(ordered)
+        each = dimension / size
+        counts = b.cast(b.arange(size, drawn) + 1, "float32") * each
+        norms = b.cumsum(ordered) * each
+        return b.take(ordered, b.argmax(norms * norms / counts - toll * counts))
 
 
 @dataclass(frozen=True)
-class Warmup:
+class Warmup(Scanning):
     """Begins with a large share and narrows it geometrically to that of ``then``.
 
     The ratio is ``first_ratio ** (1 - t / steps) * ratio ** (t / steps)`` at step t < ``steps``,
@@ -174,15 +195,40 @@ class Warmup:
         shares = (t / self.steps for t in range(self.steps))
         return [count(self.first_ratio ** (1 - s) * target**s, dimension) for s in shares]
 
-    def support(self, b: Backend, x: Array, control: Control) -> Array:
-        """int64 indices, ascending, of the coordinates of ``x`` (float32, d elements) to send."""
-        step = b.constant(control.step, "int64", x)
-        counts = b.constant(self.counts(int(x.shape[0])), "int64", x)
-        last = b.constant(self.steps - 1, "int64", x)
-        now = b.take(counts, b.reshape(b.minimum(step, last), (1,)))[0]
-        exact = not isinstance(self.then, Fixed) or self.then.exact
-        choose = selection.largest if exact else selection.sampled
-        return b.cond(step < self.steps, lambda: choose(b, x, now), lambda: self.then.support(b, x, control))
+    def threshold(self, b: Backend, drawn: Array, dimension: int, control: Control) -> Array:
+        warm, now = self._now(b, drawn, dimension, control)
+        return b.cond(
+            warm,
+            lambda: _threshold(self._exact)(b, drawn, dimension, now),
+            lambda: self.then.threshold(b, drawn, dimension, control),
+        )
+
+    def chosen(self, b: Backend, x: Array, candidates: Array, control: Control) -> Array:
+        warm, now = self._now(b, x, int(x.shape[0]), control)
+        return b.cond(
+            warm,
+            lambda: _chosen(b, x, candidates, now, self._exact),
+            lambda: self.then.chosen(b, x, candidates, control),
+        )
+
+    @property
+    def _exact(self) -> bool:
+        return not isinstance(self.then, Fixed) or self.then.exact
+
+    def _now(self, b: Backend, like: Array, dimension: int, control: Control) -> tuple[Array, Array]:
+        """Whether the warm-up lasts, and its T at this step."""
+        step = b.constant(control.step, "int64", like)
+        counts = b.constant(self.counts(dimension), "int64", like)
+        last = b.constant(self.steps - 1, "int64", like)
+        return step < self.steps, b.take(counts, b.reshape(b.minimum(step, last), (1,)))[0]
+
+
+def _threshold(exact: bool) -> Callable[[Backend, Array, int, Any], Array]:
+    return selection.low_threshold if exact else selection.near_threshold
+
+
+def _chosen(b: Backend, x: Array, candidates: Array, count: Any, exact: bool) -> Array:
+    return selection.exactly(b, x, candidates, count) if exact else selection.some(b, x, candidates)
 
 
 def sends_all(policy: Policy) -> bool:

@@ -20,6 +20,7 @@ from .kernels import jit
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITE = np.uint32(0x7F800000)
+_LARGEST = np.finfo(np.float32).max
 _BLOCK, _PART = 64, 16
 _CHUNK = 1 << 20  # coordinates below which a second thread does not pay
 
@@ -54,6 +55,95 @@ def _compact(x: Bits, least: Any, offset: int, found: Any) -> int:
         found[count] = offset + i
         count += (x[i] & _MAGNITUDE) >= least
     return count
+
+
+@jit
+def _add_and_compact(total: Any, x: Any, least: Any, offset: int, found: Any, before: Any) -> Any:
+    """See :func:`add_at_least`: the number of positions, and of elements of ``x`` that are not finite.
+
+    A sum that is not finite is no smaller than ``least``, so blocks of small sums need no second look.
+    ``before``: room for a block.
+    """
+    count = 0
+    wrong = np.int64(0)
+    whole = len(x) // _BLOCK * _BLOCK
+    for start in range(0, whole, _BLOCK):
+        block, own = total[start : start + _BLOCK], x[start : start + _BLOCK]
+        large = np.int32(0)
+        for i in range(_BLOCK):
+            old = block[i]
+            value = old + own[i]
+            before[i] = old
+            block[i] = value
+            large += np.int32(not (abs(value) < least))
+        if large:
+            infinite = np.int32(0)
+            for i in range(_BLOCK):
+                infinite += np.int32(not (abs(block[i]) <= _LARGEST))
+            if infinite:
+                for i in range(_BLOCK):
+                    if not (abs(own[i]) <= _LARGEST):
+                        block[i] = before[i]
+                        wrong += 1
+            for part in range(0, _BLOCK, _PART):
+                large = np.int32(0)
+                for i in range(_PART):
+                    large += np.int32(abs(block[part + i]) >= least)
+                if large:
+                    for i in range(_PART):
+                        found[count] = offset + start + part + i
+                        count += abs(block[part + i]) >= least
+    for i in range(whole, len(x)):
+        if abs(x[i]) <= _LARGEST:
+            total[i] += x[i]
+        else:
+            wrong += 1
+        found[count] = offset + i
+        count += abs(total[i]) >= least
+    return count, wrong
+
+
+def add_at_least(
+    total: np.ndarray[Any, Any], x: np.ndarray[Any, Any], threshold: float
+) -> tuple[np.ndarray[Any, Any], bool]:
+    """In one pass adds what is finite of ``x`` to ``total`` and finds what :func:`at_least` would find
+    there; and says whether all of ``x`` is finite.  Both are float32 and contiguous."""
+    least = _bits(threshold).view(np.float32)
+    wrong = []
+
+    def fill(a: int, z: int, found: Any) -> int:
+        before = np.empty(_BLOCK, np.float32)
+        count, others = _add_and_compact(total[a:z], x[a:z], least, a, found, before)
+        wrong.append(others)
+        return int(count)
+
+    return _collected(x.size, fill), not any(wrong)
+
+
+@jit
+def _keep_best(magnitude: Any, positions: Any, least: Any, count: int, found: Any) -> None:
+    room = count
+    for i in range(len(magnitude)):
+        room -= magnitude[i] > least
+    kept = 0
+    for i in range(len(magnitude)):
+        tie = magnitude[i] == least and room > 0
+        room -= tie
+        if kept < count:
+            found[kept] = positions[i]
+        kept += tie or magnitude[i] > least
+
+
+def best(x: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+    """Those of ``positions`` (int64, ascending) where ``x`` (float32, without NaN) has the ``count``
+    largest magnitudes, the first ones among equals; all where they are fewer."""
+    if len(positions) <= count:
+        return positions
+    magnitude = np.abs(x.take(positions))
+    least = np.partition(magnitude, len(magnitude) - count)[len(magnitude) - count]
+    found = np.empty(count, np.int64)
+    _keep_best(magnitude, positions, least, count, found)
+    return found
 
 
 def all_finite(x: np.ndarray[Any, Any]) -> bool:

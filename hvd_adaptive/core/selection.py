@@ -20,39 +20,29 @@ it lets through is about ``1 / sqrt(SAMPLE * ratio)``: 8 % at a ratio of 1 %."""
 
 def above(b: Backend, x: Array, threshold: Array) -> Array:
     """Indices of the coordinates whose magnitude is at least ``threshold``, or, where there are
-    none, of those of the largest magnitude: a tensor that is not zero always sends something.
+    none, of those of the largest magnitude.
 
     ``x``: float32, d > 0 elements.  ``threshold``: float32 scalar, not negative.
     """
-    found = _at_least(b, x, threshold)
-    some = b.constant(b.length(found), "int64", x) > 0
-    return b.cond(some, lambda: found, lambda: _at_least(b, x, b.max(b.abs(x))))
+    return some(b, x, at_least(b, x, threshold))
 
 
 def largest(b: Backend, x: Array, count: Any) -> Array:
     """Indices of the ``count`` largest magnitudes, exactly; among equals the lowest index wins.
 
-    A threshold that a sample says is low enough leaves few candidates, whose order is then exact; if
-    it was too high after all, every coordinate is a candidate.  ``count``: 1 .. d, a number or an
-    integer scalar array.
+    ``count``: 1 .. d, a number or an integer scalar array.
     """
-    dimension = int(x.shape[0])
-    everything = _at_least(b, x, b.constant(0.0, "float32", x)) if dimension <= SAMPLE else None
-    if everything is not None:
-        return _best(b, x, everything, count)
-    expected = b.cast(b.constant(count, "float32", x), "float32") * (SAMPLE / dimension)
-    rank = b.cast(expected + 4 * b.sqrt(expected) + 8, "int64")
-    rank = b.minimum(rank, b.constant(SAMPLE, "int64", x))
-    candidates = _at_least(b, x, b.kth_largest(b.abs(sample(b, x)), rank))
-    enough = b.constant(b.length(candidates), "int64", x) >= count
-    return b.cond(
-        enough,
-        lambda: _best(b, x, candidates, count),
-        lambda: _best(b, x, _at_least(b, x, b.constant(0.0, "float32", x)), count),
-    )
+    low = low_threshold(b, sample(b, x), int(x.shape[0]), count)
+    return exactly(b, x, at_least(b, x, low), count)
 
 
-def _at_least(b: Backend, x: Array, threshold: Array) -> Array:
+def sampled(b: Backend, x: Array, count: Any) -> Array:
+    """About ``count`` of the largest magnitudes, by a threshold read off :func:`sample`."""
+    return above(b, x, near_threshold(b, sample(b, x), int(x.shape[0]), count))
+
+
+def at_least(b: Backend, x: Array, threshold: Array) -> Array:
+    """Indices of the coordinates whose magnitude is at least ``threshold`` and not zero."""
     host = kernels.host(b, x)
     if host is not None and host.dtype == np.float32:  # whose bits the compiled scan compares
         return b.from_host(scan.at_least(host, float(threshold)), x)
@@ -60,8 +50,46 @@ def _at_least(b: Backend, x: Array, threshold: Array) -> Array:
     return b.nonzero((magnitude >= threshold) & (magnitude > 0))
 
 
+def low_threshold(b: Backend, drawn: Array, dimension: int, count: Any) -> Array:
+    """A magnitude that, by the sample ``drawn`` of ``dimension`` coordinates, is all but certain to let
+    ``count`` of them pass, and few more."""
+    if dimension <= SAMPLE:
+        return b.constant(0.0, "float32", drawn)
+    expected = b.cast(b.constant(count, "float32", drawn), "float32") * (SAMPLE / dimension)
+    rank = b.cast(expected + 4 * b.sqrt(expected) + 8, "int64")
+    return b.kth_largest(b.abs(drawn), b.minimum(rank, b.constant(SAMPLE, "int64", drawn)))
+
+
+def near_threshold(b: Backend, drawn: Array, dimension: int, count: Any) -> Array:
+    """A magnitude that lets about ``count`` of ``dimension`` coordinates pass, by the sample ``drawn``."""
+    return b.kth_largest(b.abs(drawn), (count * b.length(drawn) + dimension - 1) // dimension)
+
+
+def exactly(b: Backend, x: Array, candidates: Array, count: Any) -> Array:
+    """The ``count`` largest magnitudes, where the ``candidates`` are those above a low threshold; if it
+    was too high after all, every coordinate is a candidate."""
+    if int(x.shape[0]) <= SAMPLE:
+        return _best(b, x, candidates, count)
+    enough = b.constant(b.length(candidates), "int64", x) >= count
+    return b.cond(
+        enough,
+        lambda: _best(b, x, candidates, count),
+        lambda: _best(b, x, at_least(b, x, b.constant(0.0, "float32", x)), count),
+    )
+
+
+def some(b: Backend, x: Array, candidates: Array) -> Array:
+    """The ``candidates``, or the coordinates of the largest magnitude where there are none: a tensor that
+    is not zero always sends something."""
+    any_ = b.constant(b.length(candidates), "int64", x) > 0
+    return b.cond(any_, lambda: candidates, lambda: at_least(b, x, b.max(b.abs(x))))
+
+
 def _best(b: Backend, x: Array, candidates: Array, count: Any) -> Array:
     """Those of ``candidates`` (ascending) with the ``count`` largest magnitudes; all if they are fewer."""
+    host = kernels.host(b, x)
+    if host is not None:
+        return b.from_host(scan.best(host, np.asarray(kernels.host(b, candidates)), int(count)), x)
     magnitude = b.abs(b.take(x, candidates))
     size = b.constant(b.length(candidates), "int64", x)
     few = size <= b.cast(b.constant(count, "int64", x), "int64")
@@ -85,14 +113,6 @@ def sample(b: Backend, x: Array) -> Array:
     if dimension <= SAMPLE:
         return x
     return b.take(x, shared_random(b, x, dimension, SAMPLE, seed=dimension, step=0))
-
-
-def sampled(b: Backend, x: Array, count: Any) -> Array:
-    """About ``count`` of the largest magnitudes, by a threshold read off :func:`sample`."""
-    drawn = b.abs(sample(b, x))
-    dimension = int(x.shape[0])
-    rank = (count * b.length(drawn) + dimension - 1) // dimension
-    return above(b, x, b.kth_largest(drawn, rank))
 
 
 def shared_random(b: Backend, like: Array, dimension: int, count: int, seed: int, step: Any) -> Array:

@@ -78,13 +78,13 @@ def _round_trip(recipe: Recipe, gradient: torch.Tensor) -> Callable[[], object]:
     """Compress and decompress, as one of two ranks would whose messages are the same."""
     worker = Worker(TORCH, recipe, {"x": gradient.numel()})
     worker.meet([0], 0)
-    storage = gradient.clone()
+    storage = torch.empty_like(gradient)  # under Horovod the gradient's own, which is new in every step
 
     def step() -> object:
-        outgoing, context = worker.outgoing(0, storage)
+        outgoing, context = worker.outgoing(0, gradient)
         assert outgoing is not None
         messages = outgoing.message if worker.gathers(context) else None
-        aggregate = worker.incoming(context, outgoing.ring, messages, None)
+        aggregate = worker.incoming(context, outgoing.ring, messages, storage)
         worker.done(context)
         return aggregate
 

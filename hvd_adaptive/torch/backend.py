@@ -98,7 +98,8 @@ class TorchBackend:
         return torch.nonzero(mask).reshape(-1)
 
     def take(self, x: Array, indices: Array) -> Array:
-        return x[indices]
+        flat = indices.reshape(-1)
+        return x.index_select(0, flat) if indices.dim() else x[indices]
 
     def put(self, x: Array, indices: Array, values: Array) -> Array:
         return x.index_put((indices,), values)

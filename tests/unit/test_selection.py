@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hvd_adaptive.core import selection
+from hvd_adaptive.core import scan, selection
 from hvd_adaptive.core.backend import backend_of
 
 # Few distinct values make ties and zeros common.
@@ -151,3 +151,28 @@ def test_steps_and_seeds_give_other_coordinates():
 def test_float64_is_selected_by_its_values():
     x = np.random.default_rng(0).standard_normal(5000)
     assert selection.largest(backend_of(x), x, 50).tolist() == sorted(np.argsort(-np.abs(x))[:50].tolist())
+
+
+@both
+@given(
+    pair=st.integers(1, 700).flatmap(
+        lambda d: st.tuples(
+            arrays(np.float32, d, elements=_values),
+            arrays(np.float32, d, elements=_values | st.sampled_from([np.nan, np.inf, -np.inf])),
+        )
+    ),
+    threshold=st.sampled_from([0.0, 1e-20, 1.0, 2.0, 1e30, np.inf]),
+    workers=st.integers(1, 3),
+)
+@settings(max_examples=100, deadline=None)
+def test_one_pass_adds_what_is_finite_and_finds_what_is_large(convert, pair, threshold, workers):
+    total, x = (convert(a.copy()) for a in pair)
+    good = np.where(np.isfinite(pair[1]), pair[1], 0).astype(np.float32)
+    expected = np.where(np.isfinite(pair[1]), pair[0] + good, pair[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "_CHUNK", 64)
+        patch.setenv("OMP_NUM_THREADS", str(workers))
+        found, finite = scan.add_at_least(np.asarray(total), np.asarray(x), threshold)
+    np.testing.assert_array_equal(np.asarray(total), expected)
+    assert found.tolist() == scan.at_least(expected, threshold).tolist()
+    assert finite == np.isfinite(pair[1]).all()
