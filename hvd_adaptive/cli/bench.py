@@ -30,6 +30,11 @@ def kernels(json_path: str, dimension: int, ratios: tuple[float, ...], repeats: 
 @click.option("--steps", default=4000, show_default=True, type=click.IntRange(10), help="Of a run at most.")
 @click.option("--target", type=float, help="Held-out loss to reach, instead of the task's own.")
 @click.option("--r", "ratios", multiple=True, default=(1.0, 10.0, 100.0), show_default=True)
+@click.option(
+    "--runs",
+    type=click.Path(dir_okay=False),
+    help="File of finished runs, to take from and to add to (start afresh after a change of the code).",
+)
 def hindsight(
     json_path: str,
     tasks: tuple[str, ...],
@@ -38,6 +43,7 @@ def hindsight(
     steps: int,
     target: float | None,
     ratios: tuple[float, ...],
+    runs: str | None,
 ) -> None:
     """Time to a target loss: adaptive with no settings, every fixed ratio, and a tenth for communication.
 
@@ -45,4 +51,4 @@ def hindsight(
     """
     from ..simulation.hindsight import run
 
-    run(json_path, tasks, seeds, workers, steps, target, ratios)
+    run(json_path, tasks, seeds, workers, steps, target, ratios, runs)

@@ -28,6 +28,10 @@ class Trace:
     train_loss: list[float] = field(default_factory=list)
     checked: list[tuple[int, float]] = field(default_factory=list)
 
+    def elapsed(self, link: LinkTime) -> float:
+        """Seconds so far over a link."""
+        return sum(step_time(link, b, d) for b, d in zip(self.bits, self.dense, strict=True))
+
     def steps_to(self, target: float) -> float | None:
         """Steps until the held-out loss first fell to ``target``, interpolated; None if never."""
         before: tuple[int, float] | None = None
