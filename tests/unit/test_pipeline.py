@@ -525,3 +525,29 @@ def test_one_pass_over_memory_gives_the_same_bits_as_the_primitives(recipe, valu
     assert bits == plain_bits
     for a, b in zip(fused, plain, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@every_recipe
+def test_what_rides_the_ring_is_of_one_length_on_all_ranks(recipe):
+    """T37."""
+    workers = pair(recipe)
+    steps = make(31, 2, 5)
+    for number, step in enumerate(steps):
+        for slot in range(len(DIMENSIONS)):
+            scale = np.float32(10.0 ** (number - 2))
+            own = [step[0][slot] * 0, step[1][slot] * scale]  # nothing at all on one rank
+            ways = [w.outgoing(slot, g) for w, g in zip(workers, own, strict=True)]
+            lengths = {None if out is None else len(out.ring) for out, _ in ways}
+            assert len(lengths) == 1
+            assert (
+                len({worker.gathers(context) for worker, (_, context) in zip(workers, ways, strict=True)})
+                == 1
+            )
+            if ways[0][0] is not None:
+                ring = np.mean([out.ring for out, _ in ways], axis=0, dtype=np.float32)
+                gathered = np.concatenate([out.message for out, _ in ways])
+                for worker, (_, context) in zip(workers, ways, strict=True):
+                    messages = gathered if worker.gathers(context) else None
+                    worker.incoming(context, ring.copy(), messages)
+            for worker, (_, context) in zip(workers, ways, strict=True):
+                worker.done(context)
