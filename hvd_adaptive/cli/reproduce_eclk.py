@@ -57,7 +57,7 @@ TARGETS = (1e-4, 1e-6, 1e-8)
     type=click.Choice(["even", "coin"]),
     help="Snapshots of ECLK and L-Katyusha: every 1/p rounds, or by a coin with probability p.",
 )
-@click.option("--p", type=float, help="Their probability; the compressor's ratio of bits by default.")
+@click.option("--p", type=float, help="Their probability; the share of coordinates that are sent by default.")
 @click.option("--rounds", default=6000, show_default=True, help="The most rounds of a run.")
 @click.option("--target", default=1e-8, show_default=True, help="Relative gap at which a run ends.")
 @click.option(

@@ -93,13 +93,15 @@ def contestants(
     """All methods.  Those with L1 start from L_f / 8, those with gamma from 2 / L_f,
     ADEF from L = L_f.
 
-    Uncompressed L-Katyusha and ECLK with dense snapshots have the same ``p`` (None: r(Q)) and are tuned
+    Uncompressed L-Katyusha and ECLK with dense snapshots have the same ``p`` (None: the share of
+    coordinates that are sent, or of bits) and are tuned
     alike, in L1, theta1 and sigma1, for rounds.  ECLK with the second compressor has all its parameters
     tuned for bits.  EF21 starts from the gradient as it is (its paper's), or from a compressed one.
     """
     constants, d = problem.smoothness, problem.dimension
     compressor = compressor_of(family, k, d, value)
-    p = theory.ratio(compressor, d) if p is None else p
+    if p is None:
+        p = min(1.0, k / d) if family in ("topk", "randk", "sign") else theory.ratio(compressor, d)
     one = {"L1": 0.125, "theta": 1.0, "sigma": 1.0}
     moves = {"L1": (*HALVES, *ROOTS), "theta": ROOTS, "sigma": ROOTS}
 
