@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,15 @@ STEP = re.compile(r"step (\d+)/(\d+)")  # what the scripts print as they go
     "--steps", type=click.IntRange(2), help="Steps of each run, instead of the scripts' own number."
 )
 @click.option("--np", "ranks", default=2, show_default=True, help="Processes of each run.")
+@click.option("--hosts", help="Run them on these hosts, a:1,b:1, instead of this one; --out is to be shared.")
 @click.option("--link", default=LINK, show_default=True, help="The link that adaptive is for, in Mbit/s.")
-def main(out: Path, framework: str | None, steps: int | None, ranks: int, link: float) -> None:
+def main(
+    out: Path, framework: str | None, steps: int | None, ranks: int, hosts: str | None, link: float
+) -> None:
     """Run every leg, print a table, draw the plots."""
-    legs = [leg for leg in LEGS if framework in (None, leg.framework)]
+    legs = [leg for leg in LEGS if framework in (None, leg.framework) and find_spec(leg.framework)]
+    if not legs:
+        raise click.ClickException(f"{framework or 'Neither torch nor TensorFlow'} is not installed.")
     console = Console()
     out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -88,6 +94,7 @@ def main(out: Path, framework: str | None, steps: int | None, ranks: int, link: 
             launch(
                 [sys.executable, str(EXAMPLES / leg.script), *words],
                 ranks,
+                hosts or f"localhost:{ranks}",
                 lambda done, total, task=task: progress.update(task, completed=done, total=total),
             )
             runs.append((leg, json.loads(path.read_text())))
@@ -103,11 +110,11 @@ def main(out: Path, framework: str | None, steps: int | None, ranks: int, link: 
     console.print(f"The plots and the numbers are in {out}/")
 
 
-def launch(command: list[str], ranks: int, progressed: Any) -> None:
-    """Run a command on some ranks of this machine; ends the demo, with its output, if it fails."""
+def launch(command: list[str], ranks: int, hosts: str, progressed: Any) -> None:
+    """Run a command on some ranks of the hosts; ends the demo, with its output, if it fails."""
     horovodrun = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(ranks)]
     process = subprocess.Popen(
-        [*horovodrun, "-H", f"localhost:{ranks}", *command],
+        [*horovodrun, "-H", hosts, *command],
         # One thread for each rank: the ranks share the machine's cores.
         env={"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
         stdin=subprocess.DEVNULL,
