@@ -18,7 +18,7 @@ endef
 
 help:
 	@echo "make demo   train a model over real Horovod processes, dense beside compressed"
-	@echo "make test   lint, types, unit tests and tests over real Horovod processes"
+	@echo "make test   lint, types, docs, unit tests and tests over real Horovod processes"
 	@echo "make setup  only the set-up that both begin with"
 	@echo "make clean  remove .venv and every other thing that these made (the built Horovod stays in your cache)"
 
@@ -33,6 +33,7 @@ test: export OMP_NUM_THREADS ?= 1
 test: setup
 	$(call phase,lint,$(PY) -m ruff check . && $(PY) -m ruff format --check .)
 	$(call phase,types,$(PY) -m mypy)
+	$(call phase,docs,NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet)
 	$(call phase,unit,$(PY) -m pytest tests/unit)
 	$(call phase,parallel,$(PY) -m pytest tests/parallel)
 

@@ -1,0 +1,25 @@
+"""What the site needs beyond mkdocs.yml: its navigation, and references in docstrings as code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+# :class:`~package.module.Name` shows Name, :func:`package.name` all of it; the site has no index of them.
+_ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):<code>(~?)([^<]+)</code>")
+
+
+def on_config(config: Any) -> Any:
+    """The pages that there are: named ones first, then the rest."""
+    folder = Path(config.docs_dir)
+    named = [next(iter(entry.values())) for entry in config.nav]
+    config.nav = [entry for entry, page in zip(config.nav, named, strict=True) if (folder / page).exists()]
+    config.nav += [page.name for page in sorted(folder.glob("*.md")) if page.name not in named]
+    return config
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    return _ROLE.sub(
+        lambda found: f"<code>{found[2].rpartition('.')[2] if found[1] else found[2]}</code>", html
+    )
