@@ -22,6 +22,10 @@ COMMANDS = {
     ),
     "horovod": ("hvd_adaptive.cli.horovod:horovod", "Build and install Horovod for the frameworks you have."),
     "simulate": ("hvd_adaptive.cli.simulate:simulate", "Train by simulated workers over a modelled link."),
+    "report": (
+        "hvd_adaptive.cli.report:report",
+        "Draw what benchmarks/network measured: plots and one page.",
+    ),
     "reproduce": ("hvd_adaptive.cli.reproduce:reproduce", "Run the experiments of the papers."),
 }
 
