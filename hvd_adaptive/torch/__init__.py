@@ -11,6 +11,7 @@ except ImportError as error:
 
 from .compression import Compression
 from .compressor import Compressor
+from .hierarchical import Hierarchical
 from .replicas import ReplicasDifferError, assert_replicas_equal
 
-__all__ = ["Compression", "Compressor", "ReplicasDifferError", "assert_replicas_equal"]
+__all__ = ["Compression", "Compressor", "Hierarchical", "ReplicasDifferError", "assert_replicas_equal"]
