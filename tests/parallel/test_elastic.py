@@ -1,6 +1,10 @@
-"""Elastic jobs: ranks are killed in the middle of a step, the others go on, new ones come."""
+"""Elastic jobs: ranks are killed in the middle of a step, the others go on, new ones come.
+
+``HVD_ADAPTIVE_KILLS=10 pytest tests/parallel/test_elastic.py -k torch`` kills ten in one job.
+"""
 
 import json
+import os
 import stat
 
 import numpy as np
@@ -26,11 +30,10 @@ def reports(folder):
     return [json.loads(path.read_text()) for path in sorted(folder.glob("report-*"))]
 
 
-def elastic_torch(folder, steps, kills, hosts, memory):
+def elastic_torch(folder, steps, kills, hosts):
     """Trains; at each step in ``kills`` the last rank ends itself in the middle of the backward pass, and
     a new host is found."""
     import logging
-    import os
     import signal
     import time
     from pathlib import Path
@@ -47,7 +50,7 @@ def elastic_torch(folder, steps, kills, hosts, memory):
     hvd.init()
     torch.manual_seed(os.getpid())  # a newcomer's own weights must not count
     model = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 30))
-    compressor = Compression.topk(model, 0.02, memory=memory)
+    compressor = Compression.topk(model, 0.02)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.05),
         named_parameters=model.named_parameters(),
@@ -107,27 +110,30 @@ def elastic_torch(folder, steps, kills, hosts, memory):
     (Path(folder) / f"report-{hvd.rank()}-{os.getpid()}").write_text(json.dumps(report))
 
 
-@pytest.mark.timeout(400)
+KILLS = int(os.environ.get("HVD_ADAPTIVE_KILLS", "2"))
+
+
+@pytest.mark.timeout(200 * KILLS)
 def test_torch_ranks_are_killed_and_others_come(horovodrun, tmp_path):
-    """T60, T61."""
+    """T60, T61. (T25)"""
     script = discover(tmp_path, HOSTS[:2])
     run = horovodrun(
         elastic_torch,
-        *(str(tmp_path), 14, [4, 9], HOSTS[2:], "error_feedback"),
+        *(str(tmp_path), 5 * KILLS + 4, [5 * number + 4 for number in range(KILLS)], HOSTS[2:]),
         np=2,
         discovery=script,
-        timeout=200,
+        timeout=100 * KILLS,
         env={"HOROVOD_CYCLE_TIME": "1"},
     )
     found = reports(tmp_path)
     assert len(found) == 2, run.output[-6000:]
-    assert (tmp_path / "killed-1").exists()
+    assert len(list(tmp_path.glob("killed-*"))) == KILLS
     first, second = sorted(found, key=lambda r: -len(r["changes"]))
     assert first["weights"] == second["weights"]
-    assert first["step"] == second["step"] == 14
+    assert first["step"] == second["step"] == 5 * KILLS + 4
     # Who was there from the start met the others three times or more, and lost one rank each time.
-    assert sum(lost for _, _, lost, _ in first["changes"]) == 2
-    assert sum(came for _, came, _, _ in first["changes"]) >= 2 + 2  # both at the start, and two later
+    assert sum(lost for _, _, lost, _ in first["changes"]) == KILLS
+    assert sum(came for _, came, _, _ in first["changes"]) >= 2 + KILLS  # both at the start, the rest later
     assert all((norm > 0) == (lost > 0) for _, _, lost, norm in first["changes"])
     # A survivor goes on with what it held; a newcomer begins with nothing.
     assert [norm > 0 for step, norm, _ in first["held"]] == [step > 0 for step, _, _ in first["held"]]
@@ -136,19 +142,8 @@ def test_torch_ranks_are_killed_and_others_come(horovodrun, tmp_path):
     assert "residuals of a norm of about" in run.output
 
 
-def test_what_is_lost_is_reckoned():
-    from hvd_adaptive.core.elastic import Change, Presence, change
-
-    assert change([Presence(0, 0), Presence(0, 0)]) == Change(0, 2, 0, 0.0)
-    assert change([Presence(3, 4.0), Presence(3, 12.0)]) == Change(2, 0, 1, np.sqrt(8.0))
-    assert change([Presence(2, 9.0), Presence(0, 0.0)]) == Change(1, 1, 1, 3.0)
-    assert "no residual was lost" in str(change([Presence(1, 1.0), Presence(0, 0.0)]))
-    assert "1 were lost" in str(change([Presence(2, 9.0), Presence(0, 0.0)]))
-
-
 def elastic_keras(folder, steps, kill, host):
     """As above, with Keras 3 and one kill."""
-    import os
     import signal
     import time
     from pathlib import Path

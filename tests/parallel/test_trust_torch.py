@@ -57,6 +57,23 @@ def gradients_are_not_held():
         assert not [gradient for gradient in gradients if gradient() is not None]
 
 
+def clipping_before_reduction():
+    """Hooks of tensors clip each rank's own gradient; what was clipped is what is compressed."""
+    import training as t
+
+    from hvd_adaptive.torch import assert_replicas_equal
+
+    model = t.network()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda g: g * (0.01 / g.norm()).clamp(max=1.0))
+    recording, _ = t.recorded(model, "topk")
+    optimizer = t.distributed(model, recording)
+    t.train(model, optimizer, t.Batches(), 4)
+    recording.check()
+    assert all(float(given.norm()) <= 0.04001 for given in recording.given.values())
+    assert_replicas_equal(model)
+
+
 def small_gradients_are_not_cast():
     """T52."""
     import horovod.torch.optimizer as inside
@@ -244,6 +261,7 @@ CHECKS = [
     "compression_from_the_first_step",
     "groups_with_predivision",
     "gradients_are_not_held",
+    "clipping_before_reduction",
     "small_gradients_are_not_cast",
     "a_learning_rate_that_decays",
     "momentum_correction_and_ef21",
