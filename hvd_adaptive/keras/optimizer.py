@@ -111,7 +111,8 @@ class _Reduction:
         self.groups = groups
         self.sparse_as_dense = sparse_as_dense
         self.predivide = predivide
-        self.name = f"hvd_adaptive_keras_{serial}"
+        # hvd.elastic.run tells Horovod's failures from others by the first word.
+        self.name = f"HorovodAllreduce_hvd_adaptive_keras_{serial}"
         self._in_graph = tf.function(self._reduce, autograph=False)
 
     def __call__(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from .backend import TENSORFLOW
 from .graphs import Counter, call, outside, refuse_xla
 from .horovod import load
 from .link import Collectives
-from .state import TRAFFIC, Board, Slot, check_capacity
+from .state import CAPACITY, TRAFFIC, Board, Slot, check_capacity
 
 _ROW = (
     *("tag", "tuned"),
@@ -112,7 +112,7 @@ class Compressor(tf.Module):
         self._calls = Counter()
         # TensorFlow saves what hangs on a module in lists, dictionaries and variables; this it does not.
         self._own = SimpleNamespace(
-            ranks=[], link=None, functions={}, aliases=[], facts=None, expected=expected
+            ranks=[], link=None, functions={}, aliases=[], facts=None, joined={}, expected=expected
         )
         self.slots: list[Slot] = []
         self.board: Board | None = None
@@ -159,7 +159,8 @@ class Compressor(tf.Module):
                 messages += tf.cast(own > 0, tf.float64)
                 gathered = load().allgather(
                     outgoing.message,
-                    name=f"{self._tag}.{position}",
+                    # hvd.elastic.run tells Horovod's failures from others by the first word.
+                    name=f"HorovodAllgather.{self._tag}.{position}",
                     ignore_name_scope=True,
                     process_set=self._ranks_together(),
                 )
@@ -342,6 +343,9 @@ class Compressor(tf.Module):
         if self._choice.auto:
             with tf.init_scope():
                 self._own.link = measured(self._own.ranks, Collectives(together))
+        if self.board is not None:  # others took part before
+            with tf.init_scope():
+                self._own.facts.assign(self._known())
 
     def _other_settings(self) -> str:
         return (
@@ -395,6 +399,8 @@ class Compressor(tf.Module):
             state = self._choice.of(label).state_length(dimension)
             self.slots.append(Slot(dimension, state, label))
             own.aliases.append(self.board.alias())
+            if own.joined:
+                self._join(position)
             if tf.executing_eagerly():
                 own.facts.assign(self._known())
 
@@ -425,6 +431,40 @@ class Compressor(tf.Module):
             return tf.ensure_shape(tf.numpy_function(self._known, [], tf.float64), [3])
 
         return tf.Variable(late, trainable=False, shape=[3])
+
+    # -- elastic training
+
+    def common_state(self) -> dict[str, Any]:
+        """What all ranks hold alike: plain numbers, for :meth:`rejoin`."""
+        if self.board is None:
+            return self._own.joined
+        times = [_ROW.index(name) for name in ("began", "took", "before", "ended")]
+        rows = self.board.rows.numpy()[np.r_[: len(self.slots), CAPACITY : CAPACITY + len(self.slots)]]
+        rows[:, times] = rows[:, len(_ROW) :] = 0  # those are each rank's own
+        heads = [slot.record.numpy()[:2].tolist() for slot in self.slots]
+        return {"heads": heads, "rows": rows.tolist()}
+
+    def rejoin(self, common: Mapping[str, Any]) -> None:
+        """Goes on among other ranks, at the step of the rank whose :meth:`common_state` is given.
+
+        The residuals stay this rank's own, but for ``memory="ef21"``, which begins anew.  Functions that
+        were traced before are of the ranks before: trace them again.  See
+        :class:`hvd_adaptive.tensorflow.elastic.ElasticState`, which does what it can of this.
+        """
+        self._own.ranks, self._own.functions, self._own.joined = [], {}, dict(common)
+        for position, slot in enumerate(self.slots):
+            if slot.residual is not None and not self._choice.of(slot.label).memory.sends_parts:
+                slot.residual.assign(tf.zeros_like(slot.residual))
+            self._join(position)
+
+    def _join(self, position: int) -> None:
+        """Sets a slot to where the others are."""
+        assert self.board is not None
+        heads, rows = self._own.joined.get("heads", []), self._own.joined.get("rows", [])
+        if position < len(heads):
+            self.slots[position].record[:2].assign(heads[position])
+            for half in (0, 1):
+                self.board.rows[half * CAPACITY + position].assign(rows[half * len(heads) + position])
 
     # -- reports
 

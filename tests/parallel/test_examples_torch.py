@@ -101,6 +101,7 @@ def _states(*files):
 
 
 def test_language_model_refuses_files_of_other_steps(horovodrun, tmp_path):
+    """T25."""
     for rank in range(2):
         torch.save({"step": rank, "ranks": 2}, tmp_path / f"rank-{rank}.pt")
     run = horovodrun(EXAMPLES / "torch/language_model.py", "--checkpoint", tmp_path, check=False, timeout=280)

@@ -134,12 +134,16 @@ def compressed(log_dir):
 
     hvd.init()
     small = {"dense_below": 64}
+    passes = {"sparse_as_dense": True, "backward_passes_per_step": 2, "average_aggregated_gradients": True}
     lossless = Compression.topk(ratio=1.0, **small)
     found = {
         "fp16": _trained("adam", {}, compression=hvd.Compression.fp16),
         "lossless": _trained("adam", {}, compression=lossless),
         "topk": _trained("sgd", {}, compression=Compression.topk(ratio=0.2, **small)),
         "adaptive": _trained("sgd", {"groups": 1}, compression=Compression.adaptive(**small)),
+        "embedding in passes": _trained(
+            "sgd", passes, joined=2, embedding=True, compression=Compression.topk(ratio=1.0, **small)
+        ),
     }
     x, y = _data()
     rows = slice(hvd.rank(), None, hvd.size())
@@ -159,15 +163,15 @@ def compressed(log_dir):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_compression(horovodrun, tmp_path, size):
-    """T64, T76."""
+    """T64, T76. (T44)"""
     import tensorflow as tf
 
     run = horovodrun(compressed, str(tmp_path), np=size, env=KERAS3, timeout=1500)
     found = [result[0] for result in run.results]
     for name in found[0]:
         _assert_replicas(found, name)
-    lossless = found[0]["lossless"]
-    np.testing.assert_allclose(lossless["weights"], lossless["alone"], atol=2e-6)
+    for name in ("lossless", "embedding in passes"):
+        np.testing.assert_allclose(found[0][name]["weights"], found[0][name]["alone"], atol=2e-6)
     assert np.abs(found[0]["fp16"]["weights"] - found[0]["fp16"]["alone"]).max() < 0.02
     for _, weights, statistics in run.results:
         for own, other in zip(weights, run.results[0][1], strict=True):

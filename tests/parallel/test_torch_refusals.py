@@ -87,6 +87,7 @@ def a_recipe_changed_on_one_rank():
 
 
 def a_checkpoint_on_one_rank():
+    """T25."""
     import horovod.torch as hvd
     import training as t
     from horovod.common.exceptions import HorovodInternalError

@@ -100,7 +100,7 @@ def clipping_between_synchronize_and_step():
 
 
 def zeroed_or_absent_gradients():
-    """T6, T17."""
+    """T6, T17. (T53)"""
     import training as t
 
     from hvd_adaptive.torch import assert_replicas_equal
@@ -121,7 +121,7 @@ def zeroed_or_absent_gradients():
 
 
 def unused_parameters_in_any_order():
-    """Ranks use other branches, in another order; one branch is never used, one is frozen. (T30, T40)"""
+    """Ranks use other branches, in another order; one is never used, one is frozen. (T30, T40, T41b)"""
     import random
 
     import horovod.torch as hvd

@@ -139,6 +139,7 @@ def states(findings):
 
 
 def test_doctor_refuses_another_horovod():
+    """T8."""
     (finding,) = doctor._horovod(TARGET, doctor.InstalledHorovod("0.27.0", "2.13.0+cpu", "2.21.0"))
     assert finding.state == "missing" and f"{VERSION} is the supported one" in finding.found
 

@@ -46,6 +46,7 @@ def python(code, *flags, env=None):
 
 
 def test_package_and_command_import_without_frameworks():
+    """T9, T10."""
     code = """
 import sys
 class Block:
