@@ -1,6 +1,6 @@
 """How much of the communication of a step the backward pass hides: dense Horovod against adaptive.
 
-    sudo python benchmarks/overlap.py --out runs/overlap            # two hosts, links of 1 Gbit/s
+    sudo python benchmarks/overlap.py --out runs/overlap            # two hosts, links of 100 Mbit/s
     python benchmarks/overlap.py --out runs/overlap --local         # two processes of this machine
 
 Horovod's own timeline (HOROVOD_TIMELINE) says when its thread was in a collective; the training loop says
@@ -40,9 +40,9 @@ CONTESTANTS = ("dense", "adaptive")
 @click.command()
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--hosts", "count", default=2, show_default=True, type=click.IntRange(2, 16))
-@click.option("--rate", default=1e9, show_default=True, help="Of each host's link, in bits per second.")
+@click.option("--rate", default=1e8, show_default=True, help="Of each host's link, in bits per second.")
 @click.option("--local", is_flag=True, help="Processes of this machine; adaptive is told of the rate.")
-@click.option("--task", "task_name", default="mlp", show_default=True, help="mlp, resnet or language.")
+@click.option("--task", "task_name", default="resnet", show_default=True, help="mlp, resnet or language.")
 @click.option("--steps", default=12, show_default=True, type=click.IntRange(1))
 @click.option("--worker", is_flag=True, hidden=True)
 def main(out: Path, count: int, rate: float, local: bool, task_name: str, steps: int, worker: bool) -> None:

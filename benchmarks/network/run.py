@@ -364,6 +364,8 @@ def _show(summary: dict[str, Any]) -> None:
                 f"{1e3 * cell['step_seconds']:.1f}",
             )
         Console().print(table)
+    for one in summary["failed"]:
+        Console().print(f"{one['label']}: {one['failed']}", markup=False)
 
 
 if __name__ == "__main__":

@@ -110,8 +110,12 @@ def _page(summary: Mapping[str, Any], plots: Sequence[Plot]) -> str:
 
 def _introduction(summary: Mapping[str, Any]) -> str:
     seeds = max((len(cell["seeds"]) for cell in summary["cells"]), default=0)
+    cores = " or ".join(map(str, summary["cores"])) or "an unknown number of"
     return (
-        f'<p class="note">Up to {seeds} seeds. The clock of a run starts after its first step, in which '
+        f'<p class="note">Up to {seeds} seeds, on hosts of {cores} processor cores; hosts that are network '
+        "namespaces of one machine share its cores, so that computation and compression take longer there "
+        "than on as many machines, and communication counts for less.</p>"
+        '<p class="note">The clock of a run starts after its first step, in which '
         "ranks connect, measure their link and compile; that step's seconds stand in a column of their own. "
         'It stands still while the held-out loss is computed. Where "trained here" says no, the curve was '
         "trained over another link, on which it does not depend, and its steps were timed over this one.</p>"

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from .report_runs import PARTS, Cell, Course, rate_name
+from .report_runs import PARTS, WINDOW, Cell, Course, rate_name
 from .report_scaling import WORKERS, simulated
 
 # Okabe and Ito's colours, which the colour-blind tell apart too; a family of contestants has one colour.
@@ -149,7 +149,8 @@ def _time_to_target(path: Path, task: str, ranks: int, cells: Sequence[Mapping[s
     target = cells[0]["target"]
     figure.suptitle(f"{task}, {ranks} workers: seconds until the held-out loss is {target:g}", fontsize=11)
     caption = (
-        "Median over the seeds; the grey line goes from the fastest to the slowest seed. Beside each bar: "
+        "Median over the seeds; the grey line goes from the fastest to the slowest seed. The loss is the "
+        f"mean of the last {WINDOW} checks. Beside each bar: "
         "seconds, and how many times faster than dense Horovod over the same link."
     )
     return _save(figure, path, "Time to target", caption)

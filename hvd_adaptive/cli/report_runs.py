@@ -22,6 +22,9 @@ SUMMARY_FORMAT = "hvd_adaptive network summary 1"
 BASELINE = "dense"
 PARTS = ("compute", "compress", "decompress", "communicate")
 
+WINDOW = 3
+"""Checks whose mean loss is compared with the target: one alone is noisy, and nobody shall win by luck."""
+
 _NUMBER = (int, float)
 _FIELDS: Mapping[str, Any] = {
     "kind": str,
@@ -107,22 +110,27 @@ class Point:
     payload: float
 
 
+def smoothed(checks: Sequence[Mapping[str, float]]) -> list[float]:
+    """The mean held-out loss of the last ``WINDOW`` checks, at every check."""
+    losses = [check["loss"] for check in checks]
+    return [statistics.fmean(losses[max(0, end - WINDOW) : end]) for end in range(1, len(losses) + 1)]
+
+
 def reached(run: Run) -> Point | None:
-    """Where the held-out loss first fell to the target; None if it never did."""
-    before = None
-    for check in run["checks"]:
-        if check["loss"] <= run["target"]:
-            if before is None:
-                share = 1.0
-                before = check
-            else:
-                share = (before["loss"] - run["target"]) / (before["loss"] - check["loss"])
+    """Where the smoothed held-out loss first fell to the target; None if it never did."""
+    checks, target = run["checks"], run["target"]
+    losses = smoothed(checks)
+    for at, loss in enumerate(losses):
+        if loss > target:
+            continue
+        before, share = max(0, at - 1), 1.0
+        if at > 0:
+            share = (losses[before] - target) / (losses[before] - loss)
 
-            def between(name: str, a: Any = before, b: Any = check, share: float = share) -> float:
-                return float(a[name] + share * (b[name] - a[name]))
+        def between(name: str, a: Any = checks[before], b: Any = checks[at], share: float = share) -> float:
+            return float(a[name] + share * (b[name] - a[name]))
 
-            return Point(between("step") - 1, between("seconds"), between("bits"), between("payload"))
-        before = check
+        return Point(between("step") - 1, between("seconds"), between("bits"), between("payload"))
     return None
 
 
@@ -143,7 +151,7 @@ class Course:
     @property
     def step_seconds(self) -> float:
         """Median of a step."""
-        return statistics.median((self.pace or self.run)["step_seconds"])
+        return float(statistics.median((self.pace or self.run)["step_seconds"]))
 
     def checks(self) -> list[tuple[float, float, float]]:
         """(seconds, bits sent by a rank, held-out loss) at every check."""
@@ -209,7 +217,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
         task, ranks, rate, name = cell
         points = {course.run["seed"]: course.reached() for course in own}
         dense = {c.run["seed"]: c.reached() for c in found.get((task, ranks, rate, BASELINE), [])}
-        seconds = [point and point.seconds for point in points.values()]
+        seconds = _of(points.values(), "seconds")
         pairs = [
             other.seconds / point.seconds
             for seed, point in points.items()
@@ -217,10 +225,10 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
         ]
         own_median, dense_median = (
             median(seconds),
-            median([point and point.seconds for point in dense.values()]),
+            median(_of(dense.values(), "seconds")),
         )
         quotient = dense_median / own_median if own_median and dense_median else None
-        bits = [point and point.bits for point in points.values()]
+        bits = _of(points.values(), "bits")
         cells.append(
             {
                 "task": task,
@@ -249,8 +257,13 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "format": SUMMARY_FORMAT,
         "cells": cells,
+        "cores": sorted({run["cores"] for run in runs if isinstance(run.get("cores"), int)}),
         "failed": [{"contestant": a, "label": b, "failed": c} for a, b, c in sorted(failed)],
     }
+
+
+def _of(points: Iterable[Point | None], name: str) -> list[float | None]:
+    return [None if point is None else float(getattr(point, name)) for point in points]
 
 
 def median(values: Sequence[float | None]) -> float | None:

@@ -46,4 +46,4 @@ def _payload(run: Mapping[str, Any]) -> float:
     if len(checks) == 1:
         return float(checks[0]["payload"] / (checks[0]["step"] - 1))
     pairs = itertools.pairwise(checks)
-    return statistics.median((b["payload"] - a["payload"]) / (b["step"] - a["step"]) for a, b in pairs)
+    return float(statistics.median((b["payload"] - a["payload"]) / (b["step"] - a["step"]) for a, b in pairs))
