@@ -90,7 +90,7 @@ def contestants(
     p: float | None = None,
     schedule: Schedule = "even",
 ) -> Iterator[Contestant]:
-    """All methods.  Those with L1 start from L_f / 8, those with gamma from 2 / L_f,
+    """All methods.  Those with L1 start from L_f / 8, those with gamma from 2.5 / L_f,
     ADEF from L = L_f.
 
     Uncompressed L-Katyusha and ECLK with dense snapshots have the same ``p`` (None: the share of
@@ -120,7 +120,7 @@ def contestants(
     yield Contestant("L-Katyusha", accelerated(Identity()), one, moves)
     yield Contestant("ECLK", accelerated(compressor), one, moves)
     yield second_compressor(problem, compressor, value, k, schedule)
-    gamma, steps = {"scale": 2.0}, {"scale": STEPS}
+    gamma, steps = {"scale": 2.5}, {"scale": STEPS}
 
     def step(s: Settings) -> float:
         return s["scale"] / constants.mean
