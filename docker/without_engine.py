@@ -15,6 +15,7 @@ from __future__ import annotations
 import configparser
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -61,12 +62,25 @@ def buildah_command(*words: str | Path) -> list[str]:
     return ["buildah", *places, *map(str, words)]
 
 
+SLOW_INPUTS = (
+    *("constraints.txt", "pyproject.toml", "docker/install.py", "docker/Dockerfile"),
+    *("hvd_adaptive/__init__.py", "hvd_adaptive/core/__init__.py", "hvd_adaptive/core/errors.py"),
+    "hvd_adaptive/setup/*.py",
+)
+"""What the layers that take minutes are made from."""
+
+
 def tag(frameworks: Sequence[str] = FRAMEWORKS) -> str:
-    return f"localhost/hvd-adaptive:{'-'.join(frameworks)}"
+    """Names an image by its frameworks and by what its slow layers are made from."""
+    digest = hashlib.sha256()
+    for pattern in SLOW_INPUTS:
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"localhost/hvd-adaptive:{'-'.join(frameworks)}-{digest.hexdigest()[:12]}"
 
 
 def built(frameworks: Sequence[str] = FRAMEWORKS) -> bool:
-    """Whether the store has an image, of whatever state of the code."""
+    """Whether the store has an image whose slow layers are those of today; its code may be older."""
     if missing() is not None or not (cache_folder() / "images" / "storage").exists():
         return False
     answer = subprocess.run(

@@ -23,7 +23,7 @@ def lack():
     if found := hosts.missing() or images.missing():
         return found
     if not images.built():
-        return "There is no image in the cache: build it once with: python docker/without_engine.py build"
+        return "No image of these pins is in the cache: build it with: python docker/without_engine.py build"
     return None
 
 

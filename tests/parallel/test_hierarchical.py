@@ -276,7 +276,7 @@ def test_process_sets_must_be_dynamic(horovodrun):
     launch(horovodrun, "without_dynamic_process_sets", sets=None)
 
 
-STEPS = 12
+STEPS = 6
 
 
 def bits_between_hosts(mode):
