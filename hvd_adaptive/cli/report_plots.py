@@ -134,10 +134,20 @@ def _time_to_target(path: Path, task: str, ranks: int, cells: Sequence[Mapping[s
                 )
                 continue
             seconds = [s for s in cell["seconds"] if s]
-            axis.barh(y, middle, color=_style(cell["contestant"])[0], height=0.66)
-            axis.plot([min(seconds), max(seconds)], [y, y], color="0.45", linewidth=2, solid_capstyle="butt")
+            color, _, marker = _style(cell["contestant"])
+            # A bar would have no length on an axis without a zero.
+            axis.axhline(y, color="0.9", linewidth=0.8, zorder=1)
+            axis.plot([min(seconds), max(seconds)], [y, y], color=color, linewidth=3, alpha=0.5)
+            axis.plot(middle, y, color=color, marker=marker, markersize=9, linestyle="none")
             quotient = "" if cell["quotient"] is None else f"  {cell['quotient']:.2f}×"
-            axis.text(max(seconds) * 1.06, y, f"{_short(middle)} s{quotient}", va="center", fontsize=8)
+            axis.annotate(
+                f"{_short(middle)} s{quotient}",
+                (max(seconds), y),
+                xytext=(10, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
         axis.set_yticks(range(len(own)), [cell["label"] for cell in own], fontsize=9)
         axis.set_ylim(-0.6, len(own) - 0.4)
         least = min((min(s for s in cell["seconds"] if s) for cell in reached), default=0.1)
@@ -149,16 +159,17 @@ def _time_to_target(path: Path, task: str, ranks: int, cells: Sequence[Mapping[s
     target = cells[0]["target"]
     figure.suptitle(f"{task}, {ranks} workers: seconds until the held-out loss is {target:g}", fontsize=11)
     caption = (
-        "Median over the seeds; the grey line goes from the fastest to the slowest seed. The loss is the "
-        f"mean of the last {WINDOW} checks. Beside each bar: "
+        "Median over the seeds; the line goes from the fastest to the slowest seed. The loss is the "
+        f"mean of the last {WINDOW} checks. Beside each: "
         "seconds, and how many times faster than dense Horovod over the same link."
     )
     return _save(figure, path, "Time to target", caption)
 
 
 def _plain(axis: Any) -> None:
-    """Ticks at 1, 2 and 5 of each decade, as plain numbers."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    """Ticks as plain numbers: at 1, 2 and 5 of each decade where these are few, else at 1."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -186,8 +197,7 @@ def _loss(path: Path, task: str, ranks: int, found: Mapping[Cell, Sequence[Cours
             handles.setdefault(courses[0].run["label"], line)
         axis.axhline(next(iter(own))[1][0].run["target"], color="0.5", linewidth=0.8, linestyle=(0, (1, 1)))
         axis.set(xscale="log")
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.xaxis.set_minor_formatter(NullFormatter())
+        _plain(axis.xaxis)
         axis.set_title(rate_name(rate), fontsize=10)
         axis.set_xlabel("seconds" if against == "seconds" else "megabytes sent by a worker")
         axis.grid(alpha=0.25)
@@ -229,7 +239,7 @@ def _parts(path: Path, task: str, ranks: int, cells: Sequence[Mapping[str, Any]]
         axis.set_xlabel("milliseconds of a step")
         axis.spines[["top", "right"]].set_visible(False)
     labels = [_PART_STYLES[part][1] for part in PARTS]
-    figure.legend(bars, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
+    figure.legend(bars, labels, loc="outside lower center", ncols=4 if len(rates) > 1 else 2, fontsize=9)
     figure.suptitle(f"{task}, {ranks} workers: where the time of a step goes", fontsize=11)
     caption = (
         "Means over the steps, median over the seeds. Computation was timed apart, in steps without "
