@@ -60,6 +60,7 @@ class Ensemble:
             aggregate = workers[0].incoming(contexts[0], ring, messages)
             for worker, context in zip(workers[1:], contexts[1:], strict=True):
                 worker.settle(context, ring)
+                worker.learn(context, messages)
         whole = 32 * b.length(aggregate)
         for worker, context, own in zip(workers, contexts, words, strict=True):
             received = bits + 32 * (sum(words) - own)

@@ -22,8 +22,9 @@ from . import ballot, kernels, message, scan, selection
 from .backend import Array, Backend
 from .cost import LinkTime
 from .memory import ErrorFeedback
-from .policy import Adaptive, Control, Scanning, sends_all
+from .policy import Adaptive, Control, Led, Scanning, sends_all
 from .recipe import Recipe
+from .values import NOTHING
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Plan:
 
     ``share``: its part of the fixed cost of a step.  ``recipe``: restated for the model.
     ``world_size``: of the process set, ``rank``: this worker's among all.  ``fingerprint``: of all
-    that the user chose, compared between the ranks.
+    that the user chose, compared between the ranks.  ``position``: this worker's among the process set.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Plan:
     world_size: int
     rank: Any
     fingerprint: int
+    position: int = 0
 
 
 class Outgoing(NamedTuple):
@@ -100,7 +102,13 @@ def phase(control: Control) -> Any:
 
 def gathers(plan: Plan, control: Control) -> bool:
     """Whether the step's message goes through an allgather (of plain, not traced, control)."""
-    return control.first or not (control.dense or plan.recipe.shared or small(plan))
+    rides = plan.recipe.shared and not led(plan)
+    return control.first or not (control.dense or rides or small(plan))
+
+
+def led(plan: Plan) -> bool:
+    """Whether some ranks name the coordinates that all send."""
+    return isinstance(plan.recipe.policy, Led)
 
 
 def all_finite(b: Backend, x: Array) -> Array:
@@ -173,11 +181,16 @@ def compress(
         if control.first:
             words = message.encode(indices, values, plan.dimension, "fp32")
             return b.zeros(0, "float32", x), words, indices, note, improvement
+        if isinstance(policy, Led) and policy.leads(plan.position, plan.world_size, control.step):
+            named = policy.following(b, x, control, plan.world_size)
+            length = b.length(named)
+            words = message.encode(named, b.zeros(length, "float32", x), plan.dimension, NOTHING.name)
+            return values, words, indices, note, improvement
         return values, nothing, indices, note, improvement
 
     send_all = b.constant(rides(plan, control) or control.dense, "bool", x)
-    riding, words, indices, note, improvement = (
-        shared() if plan.recipe.shared and not small(plan) else b.cond(send_all, everything, sparse)
+    riding, words, indices, note, improvement = b.cond(
+        send_all, everything, shared if plan.recipe.shared and not small(plan) else sparse
     )
     if tuned is None:
         fixed = variable = sparse_time = dense_time = b.constant(0.0, "float32", x)
@@ -187,7 +200,7 @@ def compress(
             for seconds in (control.compute, control.sparse_time, control.dense_time)
         )
         fixed = plan.share * tuned.cost.fixed + compute
-        variable = _variable(b, plan, tuned, indices, words)
+        variable = _variable(b, plan, tuned, indices, words, control.first)
     vote = ballot.make(
         b,
         x,
@@ -230,11 +243,15 @@ def _swept(
     return b.from_host(found, flat), b.constant(finite, "bool", flat)
 
 
-def _variable(b: Backend, plan: Plan, tuned: Adaptive, indices: Array, words: Array) -> Array:
+def _variable(b: Backend, plan: Plan, tuned: Adaptive, indices: Array, words: Array, first: bool) -> Array:
     """The cost of a message beyond its fixed part: of the bits that are sent, where it is a time, and
     of the coordinates by the cost model, where another unit says what counts."""
     if isinstance(tuned.cost, LinkTime):
-        return b.cast(b.constant(b.length(words), "float32", words), "float32") * (32 * tuned.cost.per_bit)
+        sent = b.cast(b.constant(b.length(words), "float32", words), "float32") * 32
+        if not led(plan) or first:
+            return sent * tuned.cost.per_bit
+        riding = b.cast(b.constant(b.length(indices), "float32", words), "float32") * 32
+        return riding * tuned.cost.per_bit + sent * (1 / tuned.cost.bandwidth)
     own = tuned.cost.for_dimension(max(1, plan.dimension))
     return b.cast(b.constant(b.length(indices), "float32", words), "float32") * own.marginal() + own.head
 
@@ -279,12 +296,14 @@ def aggregated(
             into=incoming.storage,
         )
 
-    if plan.recipe.shared and not small(plan) and not control.first:
-        empty = b.zeros(plan.dimension, "float32", ring)
-        aggregate = b.put(empty, pending.indices, riding)
-    else:
-        whole = b.constant(rides(plan, control) or control.dense, "bool", ring)
-        aggregate = b.cond(whole, lambda: riding, gathered)
+    def spread() -> Array:
+        room = incoming.storage
+        empty = b.zeros(plan.dimension, "float32", ring) if room is None else b.clear_(room)
+        return b.put_(empty, pending.indices, riding)
+
+    shared = plan.recipe.shared and not small(plan) and not control.first
+    whole = b.constant(rides(plan, control) or control.dense, "bool", ring)
+    aggregate = b.cond(whole, lambda: riding, spread if shared else gathered)
     nan, bad = b.constant(float("nan"), "float32", ring), ballot.nonfinite(ring)
     if residual is None or not keeps(plan):
         return b.cond(bad, lambda: aggregate + nan, lambda: aggregate), residual
@@ -293,6 +312,23 @@ def aggregated(
         bad, lambda: (aggregate + nan, residual), lambda: memory.receive(b, residual, aggregate)
     )
     return gradient, kept
+
+
+def following(b: Backend, plan: Plan, control: Control, messages: Array) -> Array:
+    """What all ranks send of the tensor in the next step: int64 indices, ascending, that the leaders name
+    in the gathered messages, or, after a first step, that the first rank sent in that.
+
+    Raises MessageError where a message is not what it claims.
+    """
+    policy = plan.recipe.policy
+    assert isinstance(policy, Led)
+    if control.first:
+        return message.decode(message.split(messages, plan.world_size)[0], plan.dimension)[0]
+    parts = message.split(messages, policy.count(plan.world_size))
+    named = b.concat([message.decode(part, plan.dimension, NOTHING.name)[0] for part in parts])
+    ordered = 0 - b.sort(0 - named)
+    fresh = b.nonzero(b.concat([b.constant([True], "bool", ordered), ordered[1:] != ordered[:-1]]))
+    return b.take(ordered, fresh[: b.length(ordered)])
 
 
 def settled(

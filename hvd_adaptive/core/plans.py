@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import itertools
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from .errors import ConfigurationError
 from .link import Link
 from .pipeline import Plan
+from .policy import Led
 from .recipe import Recipe, fingerprint, from_config, restate
 
 _instances = itertools.count()
@@ -88,12 +90,34 @@ def choose(recipe: Any, overrides: Mapping[str, Any] | None, names: Sequence[str
     return choice
 
 
+def gathering(choice: Choice) -> Choice:
+    """The choice where there is no ring with a named support: what would be free to take it gathers.
+
+    Raises ConfigurationError where it was asked for.
+    """
+
+    def without(recipe: Recipe) -> Recipe:
+        if not isinstance(recipe.policy, Led):
+            return recipe
+        if not recipe.policy.auto:
+            raise ConfigurationError("transport='ring' is there for torch only; use 'allgather' here")
+        return dataclasses.replace(recipe, policy=recipe.policy.then)
+
+    return Choice(without(choice.recipe), tuple((p, without(r)) for p, r in choice.overrides))
+
+
 def plan(
-    choice: Choice, dimensions: Mapping[str, int], world_size: int, rank: Any, link: Link | None = None
+    choice: Choice,
+    dimensions: Mapping[str, int],
+    world_size: int,
+    rank: Any,
+    link: Link | None = None,
+    position: int = 0,
 ) -> dict[str, Plan]:
     """A plan for each tensor: ``dimensions`` maps names to numbers of elements, in model order.
 
     ``rank``: this worker's among all, a number or a scalar array.  ``link``: where it was measured.
+    ``position``: this worker's among those that take part.
     """
     recipes = {name: choice.of(name) for name in dimensions}
     tuned = [n for n, r in recipes.items() if r.adaptive is not None and not r.spares(dimensions[n])]
@@ -108,6 +132,7 @@ def plan(
             world_size,
             rank,
             mark,
+            position,
         )
         for name, dimension in dimensions.items()
     }

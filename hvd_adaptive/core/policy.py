@@ -24,7 +24,8 @@ class Control:
 
     All ranks hold the first three alike: ``step`` counts from 0, since the recipe was set, ``price``
     is improvement per unit of cost (0: not known yet), ``dense`` says that everything is sent this
-    step.  The times are this rank's own, in seconds: ``compute`` of a step without communication,
+    step.  ``support``: what all ranks send of this tensor, where that is known from the step before.
+    The times are this rank's own, in seconds: ``compute`` of a step without communication,
     ``sparse_time`` and ``dense_time`` of a whole step of either kind; 0 where they are not known.
     ``first``: the ranks have not compared their settings yet, so every tensor is sent in the one
     form that does not depend on them, a ballot and a message that describes itself.
@@ -37,6 +38,7 @@ class Control:
     sparse_time: Any = 0.0
     dense_time: Any = 0.0
     first: bool = False
+    support: Any = None
 
 
 def count(ratio: float, dimension: int) -> int:
@@ -223,6 +225,57 @@ class Warmup(Scanning):
         return step < self.steps, b.take(counts, b.reshape(b.minimum(step, last), (1,)))[0]
 
 
+LEADERS = 4
+"""Ranks that name a step's support together.  The best of several are better than many of one."""
+
+
+@dataclass(frozen=True)
+class Led:
+    """The same coordinates on every rank, which a few of them have named a step ahead, in turn.
+
+    In step t up to :data:`LEADERS` ranks say what step t + 1 sends: each what ``then`` would choose of its
+    own gradient and residual, less what is sent now; of a fixed ratio, its part of it.  So only their
+    indices travel, and values ride Horovod's own allreduce, however many ranks there are.  (That ranks
+    choose for all in turn is ScaleCom's cyclic local top-k, Chen et al. 2020; here they do so one step
+    earlier, so that nobody waits for it, and several at once.)
+
+    ``auto``: only where it costs less; see :func:`hvd_adaptive.core.recipe.restate`.
+    """
+
+    then: Fixed | Adaptive | Warmup
+    auto: bool = False
+
+    @staticmethod
+    def count(workers: int) -> int:
+        """How many ranks lead a step."""
+        return min(workers, LEADERS)
+
+    def leads(self, position: int, workers: int, step: int) -> bool:
+        """Whether the rank at ``position`` of so many leads a step."""
+        return (position - step * self.count(workers)) % workers < self.count(workers)
+
+    def support(self, b: Backend, x: Array, control: Control) -> Array:
+        """int64 indices, ascending, of what all ranks send now."""
+        return self.then.support(b, x, control) if control.support is None else control.support
+
+    def following(self, b: Backend, x: Array, control: Control, workers: int) -> Array:
+        """What this rank names for the next step, as one that leads this one."""
+        now = self.support(b, x, control)
+        rest = b.put(x, now, b.zeros(b.length(now), "float32", x))
+        return _part(self.then, self.count(workers)).support(b, rest, control)
+
+
+def _part(policy: Fixed | Adaptive | Warmup, parts: int) -> Fixed | Adaptive | Warmup:
+    """One of several equal parts of what ``policy`` sends; an adaptive one is held to its price anyway."""
+    if isinstance(policy, Fixed):
+        return Fixed(policy.ratio / parts, policy.exact)
+    if isinstance(policy, Warmup):
+        then = _part(policy.then, parts)
+        assert isinstance(then, (Fixed, Adaptive))
+        return Warmup(then, policy.steps, policy.first_ratio / parts)
+    return policy
+
+
 def _threshold(exact: bool) -> Callable[[Backend, Array, int, Any], Array]:
     return selection.low_threshold if exact else selection.near_threshold
 
@@ -236,7 +289,7 @@ def sends_all(policy: Policy) -> bool:
     return isinstance(policy, Fixed) and policy.ratio >= 1
 
 
-Policy = Fixed | SharedRandom | Adaptive | Warmup
+Policy = Fixed | SharedRandom | Adaptive | Warmup | Led
 
 
 def _ratio(name: str, value: float) -> None:

@@ -224,6 +224,28 @@ class Sign(ValueKind):
         return codes << 31 | scales[0] & (_SIGN - 1)
 
 
+class Nothing(ValueKind):
+    """No values: a message that names a support.  Read back they are zeros."""
+
+    def quantise(self, b: Backend, values: Array) -> tuple[Array, Array]:
+        return b.zeros(0, "int32", values), b.zeros(b.length(values), "int64", values)
+
+    def dequantise(self, b: Backend, scales: Array, codes: Array) -> Array:
+        return b.zeros(b.length(codes), "float32", codes)
+
+    def codes(self, words: kernels.Words) -> tuple[list[int], kernels.Words]:
+        return [], np.zeros(len(words), np.uint32)
+
+    def restored(self, scales: list[int], codes: kernels.Words) -> kernels.Words:
+        return np.zeros(len(codes), np.uint32)
+
+    def encode(self, b: Backend, values: Array) -> Array:
+        return b.zeros(0, "int32", values)
+
+    def decode(self, b: Backend, words: Array, count: Any) -> Array:
+        return b.zeros(count, "float32", words)
+
+
 def _sign_and_magnitude(b: Backend, values: Array) -> tuple[Array, Array]:
     """The sign bit and the other 31 bits of float32 ``values``, as int64."""
     words = b.cast(b.bitcast(values, "int32"), "int64")
@@ -245,11 +267,16 @@ KINDS: dict[str, ValueKind] = {
         Sign("sign", 5, 1, 1, True, "the distance from the mean magnitude"),
     )
 }
-BY_NUMBER: dict[int, ValueKind] = {kind.number: kind for kind in KINDS.values()}
+NOTHING = Nothing("nothing", 6, 0, 0, True, "all of the value")
+"""What messages of the ring carry; nobody chooses it."""
+
+BY_NUMBER: dict[int, ValueKind] = {kind.number: kind for kind in (*KINDS.values(), NOTHING)}
 
 
 def value_kind(name: str) -> ValueKind:
     """The kind called ``name``; ConfigurationError where there is none."""
+    if name == NOTHING.name:
+        return NOTHING
     if name not in KINDS:
         raise ConfigurationError(f"values={name!r} is not known; choose one of {', '.join(KINDS)}")
     return KINDS[name]
@@ -259,6 +286,6 @@ def _subclasses(kind: type) -> set[type]:
     return {kind}.union(*map(_subclasses, kind.__subclasses__()))
 
 
-_missing = _subclasses(ValueKind) - {ValueKind} - {type(kind) for kind in KINDS.values()}
-if _missing or len(BY_NUMBER) != len(KINDS) or not all(0 <= number < 16 for number in BY_NUMBER):
+_missing = _subclasses(ValueKind) - {ValueKind} - {type(kind) for kind in BY_NUMBER.values()}
+if _missing or len(BY_NUMBER) != len(KINDS) + 1 or not all(0 <= number < 16 for number in BY_NUMBER):
     raise AssertionError(f"every kind of value needs an entry in KINDS with a number of its own: {_missing}")

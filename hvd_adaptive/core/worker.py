@@ -84,6 +84,7 @@ class Worker:
         self._latest = 0  # of the steps
         self._since = 0  # the step at which the recipe was set
         self._first = set(range(len(self.names)))  # slots of which no step has counted since then
+        self._supports: list[Array | None] = [None] * len(self.names)  # what all ranks send next
         self._flushed: set[int] = set()  # slots that a dense step left nothing to keep for
         self._away: set[int] = set()  # slots whose gradient went out and has not come back
         self._rounds: dict[int, _Round] = {}
@@ -168,7 +169,9 @@ class Worker:
         if self._ranks:  # newcomers have not seen the dense step that left nothing to keep
             self._flushed.clear()
         self._ranks = list(ranks)
-        self._plans = list(plans.plan(self._choice, self.dimensions, len(ranks), rank, link).values())
+        position = self._ranks.index(rank)
+        made = plans.plan(self._choice, self.dimensions, len(ranks), rank, link, position)
+        self._plans = list(made.values())
 
     # -- loss scale
 
@@ -214,7 +217,7 @@ class Worker:
         if tally is None or tally.nonfinite:  # then the residual is what it was
             return
         b, values = self._b, outgoing.ring
-        if b.length(outgoing.message):
+        if b.length(outgoing.message) and not b.length(values):  # else the message names a support
             indices, values = message.decode(outgoing.message)
         elif indices is None:
             indices = b.arange(b.length(values), values)
@@ -237,7 +240,8 @@ class Worker:
             control = dataclasses.replace(
                 control, compute=self.clock.compute, sparse_time=sparse, dense_time=dense
             )
-        return dataclasses.replace(control, step=step - self._since, first=first)
+        support = None if first else self._supports[slot]
+        return dataclasses.replace(control, step=step - self._since, first=first, support=support)
 
     def outgoing(self, slot: int, gradient: Array) -> tuple[pipeline.Outgoing | None, Context]:
         """What to send of a gradient, or None for one that goes as it is.
@@ -283,11 +287,18 @@ class Worker:
         """The second half of :meth:`incoming`, after :meth:`settle`."""
         assert context.pending is not None
         slot = context.slot
+        self.learn(context, messages)
         incoming = pipeline.Incoming(ring, messages, storage)
         gradient, self._residuals[slot] = pipeline.aggregated(
             self._b, self._plans[slot], context.control, incoming, context.pending, self._residuals[slot]
         )
         return gradient
+
+    def learn(self, context: Context, messages: Array | None) -> None:
+        """Takes from all ranks' messages what is sent in the next step, where one rank names it."""
+        plan = self._plans[context.slot]
+        if messages is not None and pipeline.led(plan):
+            self._supports[context.slot] = pipeline.following(self._b, plan, context.control, messages)
 
     def settle(self, context: Context, ring: Array) -> None:
         """The first half of :meth:`incoming`: the ballot is counted and the residual kept.
@@ -433,6 +444,11 @@ class Worker:
             "steps": dict(zip(self.names, self._steps, strict=True)),
             "since": self._since,
             "first": [self.names[slot] for slot in sorted(self._first)],
+            "supports": {
+                name: self._b.copy(support)
+                for name, support in zip(self.names, self._supports, strict=True)
+                if support is not None
+            },
             "flushed": [self.names[slot] for slot in sorted(self._flushed)],
             "course": {**dataclasses.asdict(course.control), "until": course.until, "reason": course.reason},
             "total": dataclasses.asdict(self._total),
@@ -459,6 +475,11 @@ class Worker:
             },
             "total": dataclasses.asdict(self._total),
             "first": self.names,
+            "supports": {
+                name: self._b.copy(support)
+                for name, support in zip(self.names, self._supports, strict=True)
+                if support is not None
+            },
             "flushed": [],
         }
         self.restore({**common, **own}, lambda _, residual: residual)
@@ -502,6 +523,10 @@ class Worker:
         self._since = int(state["since"])
         self._first = {slot for slot, name in enumerate(self.names) if name in state["first"]}
         self._flushed = {slot for slot, name in enumerate(self.names) if name in state["flushed"]}
+        self._supports = [
+            place(slot, state["supports"][name]) if name in state["supports"] else None
+            for slot, name in enumerate(self.names)
+        ]
         control = {f.name: state["course"][f.name] for f in dataclasses.fields(Control)}
         self._course = Course(Control(**control), state["course"]["until"], state["course"]["reason"])
         self._scales = [float(state["scales"][name]) for name in self.names]

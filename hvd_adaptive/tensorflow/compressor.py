@@ -106,7 +106,8 @@ class Compressor(tf.Module):
         expected = None if variables is None else _described(variables)
         if overrides and expected is None:
             raise ConfigurationError("overrides go by names; pass variables=model.trainable_variables too")
-        self._choice = plans.choose(recipe, overrides, [label for label, _ in expected or []])
+        labels = [label for label, _ in expected or []]
+        self._choice = plans.gathering(plans.choose(recipe, overrides, labels))
         self._tag = plans.tag(name)
         self._process_set = process_set
         self._calls = Counter()

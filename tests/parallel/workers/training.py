@@ -22,9 +22,11 @@ RECIPES: dict[str, Callable[..., Compressor]] = {
     "topk": lambda p, **o: Compression.topk(p, 0.02, **o),
     "topk int8": lambda p, **o: Compression.topk(p, 0.02, values="int8", **o),
     "topk warm-up": lambda p, **o: Compression.topk(p, 0.02, warmup_steps=6, exact=False, **o),
+    "topk ring": lambda p, **o: Compression.topk(p, 0.02, transport="ring", **o),
     "randk": lambda p, **o: Compression.randk(p, 0.1, **o),
     "sign": lambda p, **o: Compression.sign(p, **o),
     "adaptive": lambda p, **o: Compression.adaptive(p, cost=LINK, **o),
+    "adaptive ring": lambda p, **o: Compression.adaptive(p, cost=LINK, transport="ring", **o),
     "adaptive sign": lambda p, **o: Compression.adaptive(p, cost=LINK, family="sign", **o),
     "adaptive energy": lambda p, **o: Compression.adaptive(p, cost=LINK, objective="energy", **o),
 }
