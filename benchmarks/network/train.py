@@ -94,8 +94,8 @@ def main(
             # What rank 0 sees decides for all.
             if group.mean([float(group.rank == 0 and path.exists())])[0] > 0:
                 continue
-            run = Run(chosen, entry, seed, group, wire, calibrated)
             try:
+                run = Run(chosen, entry, seed, group, wire, calibrated)
                 if pace:
                     found = run.pace(warm_up, pace)
                 else:

@@ -27,7 +27,7 @@ def simulated(run: Mapping[str, Any], workers: int) -> float:
     from ..simulation.run import step_time
 
     parts, payload, gathers = run["parts"], _payload(run), run["collective"] == "allgather"
-    more = (workers - 1) / (run["ranks"] - 1) if gathers else 1.0
+    more = (workers - 1) / max(1, run["ranks"] - 1) if gathers else 1.0
     fixed = parts["compute"] + parts["compress"]
     link = LinkTime(PayloadBits(1), run["rate"], LATENCY, fixed + more * parts["decompress"], workers)
     if not gathers:
