@@ -16,9 +16,7 @@ def test_a_minute_of_training(horovodrun):
 
 
 def test_the_same_seed_gives_the_same_bits(horovodrun):
-    runs = [
-        horovodrun("soak.py", "--steps", 200, "--seed", seed, np=2, timeout=100).results for seed in (1, 1, 2)
-    ]
+    runs = [horovodrun("soak.py", "--steps", 200, "--seed", seed, timeout=140).results for seed in (1, 1)]
     same = [{k: v for k, v in run[0].items() if k not in ("memory_growth", "mebibytes")} for run in runs]
     assert same[0] == same[1]
-    assert same[0]["checksum"] != same[2]["checksum"]
+    assert same[0]["different_T"] > 5

@@ -51,9 +51,9 @@ def soak(steps: int | None, seconds: float | None, seed: int) -> dict[str, objec
         (model(x) - x.cumsum(1) / 8).square().mean().backward()
         optimizer.step()
         step += 1
+        sparsities.add(compression.statistics().sparsity["0.weight"])
         if step % 100 == 0:
             memory.append(process.memory_info().rss)
-            sparsities.add(compression.statistics().sparsity["0.weight"])
             elapsed = time.monotonic() - began
             mine = step < steps if steps is not None else elapsed < float(seconds or 0)
             # Rank 0 decides, so that all end at one step.
