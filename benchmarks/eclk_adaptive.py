@@ -53,10 +53,10 @@ def main(names, workers, l2, value, counts, rule, rounds, budget, json_path) -> 
             )  # fmt: skip
 
         for k in (*([0] if rule else []), *(one for one in counts if one <= d)):
-            start = {"L1": 0.0625, "p": 8.0, "theta": 2.0}
+            start = {"L1": 0.125, "p": 8.0, "theta": 2.0}
             moves = {"L1": (0.5, 2.0, 2**0.5, 2**-0.5), "p": (2**0.5, 2**-0.5), "theta": (2**0.5, 2**-0.5)}
             if not k:
-                start["charge"], moves["charge"] = 0.03125, (0.5, 2.0)
+                start, moves = {**start, "charge": 1 / 64}, {"charge": (0.5, 2.0), **moves}
             tuned = walk(
                 lambda s, k=k: build(s, k), start, moves, problem, rounds, 1e-8, "bits", budget=budget,
             )  # fmt: skip
