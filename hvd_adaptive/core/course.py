@@ -18,7 +18,7 @@ from .ballot import Tally
 from .cost import DenseBits, LinkTime
 from .numpy_backend import NUMPY
 from .policy import Adaptive, Control
-from .price import next_price, steered_price
+from .price import next_price, paced_price
 from .recipe import Recipe
 
 DENSE_STEPS = 50
@@ -32,6 +32,10 @@ TRIAL_STEPS = 8
 
 REVIEW_STEPS = 500
 """Steps after which it is looked again whether dense ones might be faster."""
+
+DENSE_SHARE = 0.1
+"""Progress: everything is sent where that takes no more than this share of a step's modelled cost, and
+no share is given.  Compression itself takes time, which cost models do not know."""
 
 DENSE_WORTH = 1.1
 """Sparse steps that a dense one is worth: training takes that many more of them, or even more."""
@@ -80,10 +84,11 @@ def follow(
         dense_price = totals.energy / whole
         pays = (dense_price >= price) & (heading.price > 0)
     else:
-        budget = totals.fixed * (tuned.share / (1 - tuned.share))
-        price = steered_price(b, heading.price, totals.improvement, totals.variable, budget)
-        dense_price = price * (budget / (whole - totals.fixed))  # at the price where it fits the budget
-        pays = (whole - totals.fixed <= budget) & (totals.fixed > 0)
+        sent = b.where(heading.price > 0, heading.price, 1 / tuned.first_ratio)
+        price = paced_price(b, sent, step, totals.fixed, totals.variable, tuned.share)
+        share = _dense_share(tuned)
+        pays = ((whole - totals.fixed) * (1 - share) <= totals.fixed * share) & (totals.fixed > 0)
+        dense_price = price * 0
     sparse_time, dense_time = totals.sparse_time, totals.dense_time
     known, timed = sparse_time > 0, (sparse_time > 0) & (dense_time > 0)
     at_once, due = heading.until <= 0, step >= heading.until
@@ -103,6 +108,10 @@ def follow(
         b.where(spell, b.where(stays, heading.until, 0.0), b.where(turns, step + length, later)),
     )
     return following, dense_price
+
+
+def _dense_share(tuned: Adaptive) -> float:
+    return DENSE_SHARE if tuned.share is None else tuned.share
 
 
 def ring_cost(tuned: Adaptive, dimension: int) -> float:
@@ -158,8 +167,10 @@ def describe(tuned: Adaptive, price: float, dense: bool, dense_price: float, tot
         return f"dense: to learn what dense steps take; a sparse one takes {sparse_time:.3g} ms"
     if tuned.objective == "progress":
         if dense:
-            return f"dense: sending everything takes no more than {tuned.share:.0%} of a step"
-        return f"sparse: communication is held at {tuned.share:.0%} of a step"
+            return f"dense: sending everything takes no more than {_dense_share(tuned):.0%} of a step"
+        if tuned.share is not None:
+            return f"sparse: communication is held at {tuned.share:.0%} of a step"
+        return f"sparse: one coordinate in {price:.0f} is sent; more would take more time than they save"
     if dense:
         return (
             f"dense: everything improves by {dense_price:.3g} per {tuned.cost.unit}, "

@@ -59,6 +59,12 @@ class Choice:
         tuned = (recipe.adaptive for recipe in (self.recipe, *(r for _, r in self.overrides)))
         return any(policy is not None and policy.auto for policy in tuned)
 
+    @property
+    def energy(self) -> bool:
+        """Whether a price is improvement per cost, in squared units of the gradients."""
+        tuned = (recipe.adaptive for recipe in (self.recipe, *(r for _, r in self.overrides)))
+        return any(policy is not None and policy.objective == "energy" for policy in tuned)
+
     def of(self, name: str) -> Recipe:
         """The recipe of the tensor called ``name``."""
         return next((r for pattern, r in self.overrides if fnmatchcase(name, pattern)), self.recipe)
@@ -68,7 +74,7 @@ def choose(recipe: Any, overrides: Mapping[str, Any] | None, names: Sequence[str
     """The choice for the tensors called ``names``; recipes may be given as :func:`from_config` takes them.
 
     Raises ConfigurationError for a pattern that matches no tensor, and where two adaptive recipes
-    reckon with different costs.
+    reckon with different costs or objectives.
     """
     pairs = []
     for pattern, config in dict(overrides or {}).items():
@@ -82,10 +88,11 @@ def choose(recipe: Any, overrides: Mapping[str, Any] | None, names: Sequence[str
                 f"overrides: {pattern!r} matches no parameter; the nearest is {close[0]!r}"
             )
     choice = Choice(from_config(recipe), tuple(pairs))
-    costs = {tuned.cost for tuned in (choice.of(name).adaptive for name in names) if tuned is not None}
-    if len(costs) > 1:
+    tuned = [tuned for tuned in (choice.of(name).adaptive for name in names) if tuned is not None]
+    if len({(one.cost, one.objective, one.share) for one in tuned}) > 1:
         raise ConfigurationError(
-            "overrides: one price tunes all adaptive tensors, so give every adaptive recipe the same cost="
+            "overrides: one price tunes all adaptive tensors, so give every adaptive recipe the same cost=, "
+            "objective= and share="
         )
     return choice
 

@@ -6,6 +6,7 @@ A policy is a frozen object without state.  What changes from step to step arriv
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,12 +24,12 @@ class Control:
     """What is known at the start of a step.  Numbers, or scalar arrays where TensorFlow traces.
 
     All ranks hold the first three alike: ``step`` counts from 0, since the recipe was set, ``price``
-    is improvement per unit of cost (0: not known yet), ``dense`` says that everything is sent this
-    step.  ``support``: what all ranks send of this tensor, where that is known from the step before.
-    The times are this rank's own, in seconds: ``compute`` of a step without communication,
-    ``sparse_time`` and ``dense_time`` of a whole step of either kind; 0 where they are not known.
-    ``first``: the ranks have not compared their settings yet, so every tensor is sent in the one
-    form that does not depend on them, a ballot and a message that describes itself.
+    says how choosy to be (0: not known yet; its unit: :mod:`hvd_adaptive.core.price`), ``dense`` that
+    everything is sent this step.  The times are this rank's own, in seconds: ``compute`` of a step
+    without communication, ``sparse_time`` and ``dense_time`` of a whole step of either kind; 0 where
+    they are not known.  ``support``: what all ranks send of this tensor, where that is known from the
+    step before.  ``first``: the ranks have not compared their settings yet, so every tensor is sent in
+    the one form that does not depend on them, a ballot and a message that describes itself.
     """
 
     step: Any = 0
@@ -110,18 +111,19 @@ class SharedRandom:
 
 @dataclass(frozen=True)
 class Adaptive(Scanning):
-    """The coordinates that improve by more than the price of sending them.
+    """As many coordinates as pay for the time, or whatever else, that it costs to send them.
 
     ``cost``: a cost model; it is restated for the number of coordinates and the world size at
     hand.  ``family``: ``"sparsify"`` sends values, ``"sign"`` one magnitude and signs (the CAT
     paper's S and S+Q).  ``first_ratio``: T / d of the first step, before there is a price.
     ``measure``: the time of a step without communication is measured and added to the fixed cost.
     ``auto``: ``cost`` stands in for a link that is measured when the ranks meet.
-    ``objective``: what improvement means when the price is set: ``"energy"``, the squared gradient
-    units that a message takes away, as in the CAT paper; or ``"progress"``, which is right under
-    mini-batch noise and error feedback, where most energy is noise and what is not sent is only late:
-    there sending more speeds training up so slowly that communication should take no more than
-    ``share`` of a step's cost.
+    ``objective``: what a message is worth.  ``"energy"``: the squared gradient units that it takes
+    away, as in the CAT paper; sent is what improves by more than the price.  ``"progress"``: the steps
+    that it saves under mini-batch noise and error feedback, where most energy is noise and what is not
+    sent is only late; sent is the same part of every tensor, its largest coordinates, as many as take
+    the time that they save (:func:`hvd_adaptive.core.price.paced_price`), or, where ``share`` is given,
+    as take that share of a step.
     """
 
     cost: CostModel
@@ -129,7 +131,7 @@ class Adaptive(Scanning):
     first_ratio: float = 0.01
     measure: bool = False
     objective: str = "energy"
-    share: float = 0.1
+    share: float | None = None
     auto: bool = False
 
     def __post_init__(self) -> None:
@@ -143,14 +145,21 @@ class Adaptive(Scanning):
             raise ConfigurationError(f"family must be 'sparsify' or 'sign', not {self.family!r}")
         if self.objective not in ("energy", "progress"):
             raise ConfigurationError(f"objective must be 'energy' or 'progress', not {self.objective!r}")
-        if isinstance(self.share, bool) or not isinstance(self.share, (int, float)) or not 0 < self.share < 1:
-            raise ConfigurationError(f"share must be above 0 and below 1, not {self.share!r}")
+        share = 0.5 if self.share is None else self.share
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
+            raise ConfigurationError(f"share must be above 0 and below 1, or None, not {self.share!r}")
 
     def marginal(self, dimension: int) -> float:
         """Cost of one more coordinate of a tensor of ``dimension``."""
         return self.cost.for_dimension(dimension).marginal()
 
     def threshold(self, b: Backend, drawn: Array, dimension: int, control: Control) -> Array:
+        if self.objective == "progress":
+            one_in = b.cast(b.constant(control.price, "float64", drawn), "float64")
+            one_in = b.where(one_in > 0, one_in, 1 / self.first_ratio)
+            number = b.cast(dimension / one_in, "int64") + 1
+            number = b.minimum(number, b.constant(dimension, "int64", drawn))
+            return selection.near_threshold(b, drawn, dimension, number)
         price = b.cast(b.constant(control.price, "float32", drawn), "float32")
         toll = price * self.marginal(dimension)
         return b.cond(
@@ -260,13 +269,14 @@ class Led:
 
     def following(self, b: Backend, x: Array, control: Control, workers: int) -> Array:
         """What this rank names for the next step, as one that leads this one."""
-        now = self.support(b, x, control)
+        parts, now = self.count(workers), self.support(b, x, control)
         rest = b.put(x, now, b.zeros(b.length(now), "float32", x))
-        return _part(self.then, self.count(workers)).support(b, rest, control)
+        control = dataclasses.replace(control, price=control.price * parts)  # d / T, or so much choosier
+        return _part(self.then, parts).support(b, rest, control)
 
 
 def _part(policy: Fixed | Adaptive | Warmup, parts: int) -> Fixed | Adaptive | Warmup:
-    """One of several equal parts of what ``policy`` sends; an adaptive one is held to its price anyway."""
+    """One of several equal parts of what ``policy`` sends; an adaptive one goes by its price."""
     if isinstance(policy, Fixed):
         return Fixed(policy.ratio / parts, policy.exact)
     if isinstance(policy, Warmup):

@@ -1,5 +1,9 @@
 """One scalar price that tunes every tensor of every worker.
 
+What it counts depends on the objective.  For ``"energy"`` it is improvement per unit of cost, and
+:func:`next_price` makes it.  For ``"progress"`` it is d / T, so that one coordinate in so many is sent,
+and :func:`paced_price` makes it.
+
 The rule of the CAT paper maximises improvement / cost.  Over many tensors and workers that is a
 fractional programme, and Dinkelbach's method solves it: at price p send whatever improves by more
 than p times its cost; the next price is the total improvement over the total cost.  From below the
@@ -14,8 +18,19 @@ from .backend import Array, Backend
 GREATEST_CHANGE = 4.0
 """A step changes the price by no more than this factor, either way."""
 
-GREATEST_PRICE = 16.0
-"""A steered price exceeds the mean improvement per cost of what is sent by no more than this factor."""
+RATIO = 0.003
+"""The ratio T / d at which half as much again saves about a tenth of the steps of training ..."""
+
+ELASTICITY = 0.25
+"""... as many as this elasticity says, -d ln steps / d ln T.  It falls with the square of the ratio."""
+
+EARLY = 10.0
+"""At step t the elasticity is greater by the factor ``1 + EARLY / t``: residuals have to fill first."""
+
+GREATEST_TIME = 0.5
+"""Communication never takes more than so many times the rest of a step, unless the user says so."""
+
+LEAST_RATIO = 1e-6
 
 _KEPT = 8  # significant bits of a price
 
@@ -31,27 +46,49 @@ def next_price(b: Backend, price: Array, improvement: Array, cost: Array) -> Arr
     return b.where(known, _snap(b, b.where(price > 0, _bounded(b, found, price), found)), price)
 
 
-def steered_price(b: Backend, price: Array, improvement: Array, variable: Array, budget: Array) -> Array:
-    """The price at which the next step costs about ``budget`` on top of its fixed part.
+def paced_price(
+    b: Backend, price: Array, step: Array, fixed: Array, variable: Array, share: float | None
+) -> Array:
+    """The d / T of the next step, for the progress of noisy training with error feedback.
 
-    ``variable``: what this step cost on top, at ``price``.  T falls with the price by a power that
-    differs between heavy and light tails, so a step only makes up for part of the distance.  The
-    first price is that of a typical coordinate among those of the first step.
+    ``price``: this step's d / T.  ``step``: that of the next, from 1.  ``fixed`` and ``variable``: what
+    this step cost without and for what it sent.
 
-    Where even the least that can be sent is beyond the budget, the price would rise without end, and
-    be of no use when gradients grow again; so it stays within reach of what is sent.
+    Time to a target is steps times the time of a step, and least where one per cent more coordinates
+    saves as much by fewer steps as it costs by longer ones: where the variable cost, in fixed ones, is
+    the elasticity of the number of steps.  With the elasticity ``ELASTICITY (RATIO d / T)**2`` and a
+    cost in proportion to T that is a cubic with one root.  ``share``: a share of a step's cost to hold
+    instead.
     """
-    known = (improvement > 0) & (improvement < float("inf")) & (variable > 0) & (budget > 0)
-    excess = b.where(known, variable, 1.0) / b.where(known, budget, 1.0)
-    mean = improvement / b.where(known, variable, 1.0)
-    found = b.where(price > 0, price, 0.25 * mean) * b.sqrt(excess)
-    found = b.minimum(found, GREATEST_PRICE * mean)
-    return b.where(known, _snap(b, b.where(price > 0, _bounded(b, found, price), found)), price)
+    known = (variable > 0) & (variable < float("inf")) & (fixed > 0) & (fixed < float("inf"))
+    relative = b.where(known, variable, 1.0) / b.where(known, fixed, 1.0)
+    if share is None:
+        worth = ELASTICITY * RATIO**2 * (1 + EARLY / step) * price * price
+        found = price * _cube_root(b, relative / worth)
+        most = GREATEST_TIME
+    else:
+        found, most = price * 0, share / (1 - share)
+    found = _greatest(b, found, price * (relative / most))
+    found = _greatest(b, b.minimum(found, price * 0 + 1 / LEAST_RATIO), price * 0 + 1)
+    return b.where(known, _snap(b, _bounded(b, found, price)), price)
+
+
+def _cube_root(b: Backend, x: Array) -> Array:
+    """x ** (1/3), by square roots (1/4 + 1/16 + 1/64 + ...), which all backends round alike."""
+    root, power = x * 0 + 1, x
+    for _ in range(6):
+        power = b.sqrt(b.sqrt(power))
+        root = root * power
+    return root
+
+
+def _greatest(b: Backend, x: Array, y: Array) -> Array:
+    return 0 - b.minimum(0 - x, 0 - y)
 
 
 def _bounded(b: Backend, found: Array, price: Array) -> Array:
     least, most = price / GREATEST_CHANGE, price * GREATEST_CHANGE
-    return 0 - b.minimum(0 - b.minimum(found, most), 0 - least)
+    return _greatest(b, b.minimum(found, most), least)
 
 
 def _snap(b: Backend, value: Array) -> Array:

@@ -152,7 +152,7 @@ def adaptive(
     *,
     cost: CostModel | str = "auto",
     objective: str | None = None,
-    share: float = 0.1,
+    share: float | None = None,
     family: str = "sparsify",
     values: str | None = None,
     first_ratio: float = 0.01,
@@ -162,23 +162,28 @@ def adaptive(
     warmup_ratio: float = 0.25,
     dense_below: int = DENSE_BELOW,
 ) -> Recipe:
-    """At every step as many coordinates as make the improvement per unit of cost greatest.
+    """At every step as many coordinates as pay for what it costs to send them.
 
-    ``objective``: ``"energy"``, the CAT paper's, or ``"progress"``, for mini-batches and error
-    feedback: communication takes ``share`` of a step (see :class:`hvd_adaptive.core.policy.Adaptive`).
-    The default is progress over a `LinkTime` and energy over any other cost.
+    ``objective``: ``"energy"``, improvement per unit of cost as in the CAT paper, or ``"progress"``,
+    time to the end of training, for mini-batches and error feedback (see
+    :class:`hvd_adaptive.core.policy.Adaptive`).  The default is progress over a `LinkTime` and energy
+    over any other cost.  ``share``: with progress, the share of a step to be spent on communication,
+    instead of the one that the ratio calls for.
 
     ``cost``: ``"auto"``, which measures the link when the ranks meet; the path of a file that
     ``hvd-adaptive calibrate`` wrote; or any cost model.  Over a link the time of a step without
     communication is the fixed cost: measured, unless ``compute`` states it.
     The world size of a `LinkTime` is always the one at hand.  ``family``: ``"sparsify"`` sends
-    ``values``, ``"sign"`` one magnitude and signs.
+    ``values``, ``"sign"`` one magnitude and signs.  Values are ``"int4"`` for progress and ``"fp32"``
+    for energy, unless they are given.
 
     ``transport``: as for :func:`topk`; ``"auto"`` takes the ring where so many ranks make it the cheaper
     one (:func:`restate`).
     """
+    if objective is None:
+        objective = "progress" if isinstance(cost, (str, LinkTime)) else "energy"
     if values is None:
-        values = "sign" if family == "sign" else "fp32"
+        values = "sign" if family == "sign" else "int4" if objective == "progress" else "fp32"
     if (values == "sign") != (family == "sign"):
         raise ConfigurationError(
             f"values={values!r} does not fit family={family!r}: the family 'sign', and no other, has the "
@@ -189,8 +194,6 @@ def adaptive(
         bits = value_kind(values).bits
         payload = SignPayloadBits(1) if family == "sign" else PayloadBits(1, value_bits=bits)
         cost = LinkTime(payload, bandwidth=DEFAULT_BANDWIDTH) if auto else link.load(cost).cost(payload)
-    if objective is None:
-        objective = "progress" if isinstance(cost, LinkTime) else "energy"
     tuned = Adaptive(
         cost,
         family,

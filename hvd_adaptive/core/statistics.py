@@ -42,8 +42,9 @@ class Statistics:
     """A compressor's report; see :class:`Traffic` for ``last`` (step) and ``total``.
 
     ``sparsity``: T of each tensor in the last step (d where it went dense).  ``price``: improvement
-    per unit of cost, as all ranks hold it.  ``improvement``: of the last step, mean over the ranks,
-    in squared gradient units.  ``reason``: why the next step is dense or sparse.
+    per unit of cost, or d / T where progress is the objective; all ranks hold it.  ``improvement``: of
+    the last step, mean over the ranks, in squared gradient units.  ``reason``: why the next step is
+    dense or sparse.
     """
 
     step: int = 0

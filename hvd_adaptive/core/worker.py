@@ -383,8 +383,9 @@ class Worker:
                 del self._rounds[old]
         round = self._rounds[step]
         if round.scale != self._scale and not round.tallies:
-            control = round.course.control  # a price is in squared units of the gradients
-            control = dataclasses.replace(control, price=control.price * (self._scale / round.scale) ** 2)
+            control = round.course.control
+            if self._choice.energy:  # such a price is in squared units of the gradients
+                control = dataclasses.replace(control, price=control.price * (self._scale / round.scale) ** 2)
             round.course, round.scale = dataclasses.replace(round.course, control=control), self._scale
             self._course, self._unit = round.course, round.scale
         return round

@@ -21,7 +21,7 @@ from .tasks import Task, task
 FIXED = tuple(10 ** (-half / 2) for half in (5, 4, 6, 3, 2, 1, 7, 8))
 """Half decades from 10**-0.5 to 10**-4, those that are likely to win first; dense is tried too."""
 
-HOPELESS = 1.5
+HOPELESS = 1.25
 """A fixed ratio that takes so many times as long as the best so far, over every link, has lost, and
 its run is ended."""
 

