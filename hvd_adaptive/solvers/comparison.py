@@ -170,7 +170,7 @@ def second_compressor(
         )  # fmt: skip
         return dataclasses.replace(method, sigma1=s["sigma"] * method.sigma1)
 
-    start = {"L1": 0.0625, "p": 8.0, "m": 4.0, "theta": 1.4, "theta2": 0.5, "sigma": 1.0}
+    start = {"L1": 0.03, "p": 11.2, "m": 5.0, "theta": 2.5, "theta2": 0.47, "sigma": 1.0}
     moves = {
         "L1": (*HALVES, *ROOTS, 2**0.125, 2**-0.125),
         "p": ROOTS,
