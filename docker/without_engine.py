@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -211,6 +212,7 @@ def main() -> None:
     lack = missing()
     if lack is not None:
         sys.exit(lack)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the build too
     match sys.argv[1:]:
         case ["build", *frameworks]:
             name = build(frameworks or FRAMEWORKS)
