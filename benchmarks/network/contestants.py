@@ -246,8 +246,11 @@ class _DDP:
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
         from torch.nn.parallel import DistributedDataParallel
 
-        # The models of the tasks have no buffers that training changes.
-        self.model = DistributedDataParallel(model, broadcast_buffers=False)
+        # The PowerSGD hook starts collectives from what Gloo's threads call when others have ended, so with
+        # several buckets their order differs between ranks, and Gloo ends the processes.  One bucket is in
+        # order; the models of the tasks have no buffers that training changes.
+        buckets = {"bucket_cap_mb": 1024} if name.startswith("powersgd") else {}
+        self.model = DistributedDataParallel(model, broadcast_buffers=False, **buckets)
         self._optimizer = optimizer
         self._dimension = sum(p.numel() for p in model.parameters())
         self._seconds, self._bits = 0.0, 0
