@@ -9,10 +9,8 @@ python docker/install.py trim
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 from hvd_adaptive.setup.horovod import Target, WheelStore, wheel_for
@@ -72,38 +70,11 @@ def dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     demo = [word for word in extras["demo"] if not word.startswith(project["name"])]
-    pip(*project["dependencies"], *extras["plots"], *demo)
-
-
-def trim() -> None:
-    """Remove what only compiling or testing the packages needs."""
-    site = Path(sysconfig.get_path("purelib"))
-    # headers, static libraries and protocol definitions to compile against
-    for path in ("torch/include", "torch/share", "tensorflow/include", "torch/bin"):
-        shutil.rmtree(site / path, ignore_errors=True)
-    for pattern in ("*.a", "*.pyx", "*.pxd"):
-        for file in site.rglob(pattern):
-            file.unlink()
-    for package in (
-        "numpy",
-        "scipy",
-        "sklearn",
-        "pandas",
-        "matplotlib",
-        "numba",
-        "joblib",
-        "h5py",
-        "mlxtend",
-    ):
-        for folder in sorted(site.joinpath(package).rglob("tests"), reverse=True):
-            # numba and NumPy import theirs
-            if package not in ("numba", "numpy"):
-                shutil.rmtree(folder, ignore_errors=True)
-    for folder in list(site.rglob("__pycache__")):
-        shutil.rmtree(folder, ignore_errors=True)
+    pip(*project["dependencies"], *extras["plots"])
+    pip("--no-deps", *demo)  # for its digits alone: they need none of what its code needs
 
 
 if __name__ == "__main__":
     step, *arguments = sys.argv[1:]
-    steps = {"frameworks": frameworks, "horovod": horovod, "dependencies": dependencies, "trim": trim}
+    steps = {"frameworks": frameworks, "horovod": horovod, "dependencies": dependencies}
     steps[step](*arguments)

@@ -64,7 +64,7 @@ def buildah_command(*words: str | Path) -> list[str]:
 
 
 SLOW_INPUTS = (
-    *("constraints.txt", "pyproject.toml", "docker/install.py", "docker/Dockerfile"),
+    *("constraints.txt", "pyproject.toml", "docker/install.py", "docker/trim.py", "docker/Dockerfile"),
     *("hvd_adaptive/__init__.py", "hvd_adaptive/core/__init__.py", "hvd_adaptive/core/errors.py"),
     "hvd_adaptive/setup/*.py",
 )
@@ -152,6 +152,10 @@ def make_base() -> None:
     (root / "etc" / "apt" / "sources.list").write_text(
         f"deb {mirror} bookworm main\ndeb {mirror} bookworm-updates main\n"
         f"deb {mirror}-security bookworm-security main\n"
+    )
+    # apt keeps no caches of its own in an image
+    (root / "etc" / "apt" / "apt.conf.d" / "image").write_text(
+        'Dir::Cache::pkgcache "";\nDir::Cache::srcpkgcache "";\nAcquire::Languages "none";\n'
     )
     # what makes it slim: no documentation, now and in what is installed later
     excluded = [
