@@ -42,8 +42,8 @@ VARIANTS: dict[str, tuple[Make, dict[str, float]]] = {
     "energy": (_variant(objective="energy"), {}),
     "not early": (_variant(), {"EARLY": 0.0}),
     "twice as early": (_variant(), {"EARLY": 20.0}),
-    "half the elasticity": (_variant(), {"ELASTICITY": 0.125}),
-    "twice the elasticity": (_variant(), {"ELASTICITY": 0.5}),
+    "half the elasticity": (_variant(), {"ELASTICITY": 0.1}),
+    "twice the elasticity": (_variant(), {"ELASTICITY": 0.4}),
 }
 """What differs from the default: options, and constants of :mod:`hvd_adaptive.core.price`."""
 

@@ -19,10 +19,11 @@ GREATEST_CHANGE = 4.0
 """A step changes the price by no more than this factor, either way."""
 
 RATIO = 0.003
-"""The ratio T / d at which half as much again saves about a tenth of the steps of training ..."""
+"""A ratio T / d in the middle of those that matter, and ..."""
 
-ELASTICITY = 0.25
-"""... as many as this elasticity says, -d ln steps / d ln T.  It falls with the square of the ratio."""
+ELASTICITY = 0.2
+"""... the elasticity -d ln steps / d ln T there: one per cent more coordinates saves so many per cent of
+the steps of training.  It falls as the ratio grows."""
 
 EARLY = 10.0
 """At step t the elasticity is greater by the factor ``1 + EARLY / t``: residuals have to fill first."""
@@ -56,30 +57,22 @@ def paced_price(
 
     Time to a target is steps times the time of a step, and least where one per cent more coordinates
     saves as much by fewer steps as it costs by longer ones: where the variable cost, in fixed ones, is
-    the elasticity of the number of steps.  With the elasticity ``ELASTICITY (RATIO d / T)**2`` and a
-    cost in proportion to T that is a cubic with one root.  ``share``: a share of a step's cost to hold
+    the elasticity of the number of steps.  With the elasticity ``ELASTICITY * RATIO * d / T`` (what is
+    sent late, by about d / T steps, makes training that much longer) and a cost in proportion to T,
+    T is a square root.  ``share``: a share of a step's cost to hold
     instead.
     """
     known = (variable > 0) & (variable < float("inf")) & (fixed > 0) & (fixed < float("inf"))
     relative = b.where(known, variable, 1.0) / b.where(known, fixed, 1.0)
     if share is None:
-        worth = ELASTICITY * RATIO**2 * (1 + EARLY / step) * price * price
-        found = price * _cube_root(b, relative / worth)
+        worth = ELASTICITY * RATIO * (1 + EARLY / step) * price
+        found = price * b.sqrt(relative / worth)
         most = GREATEST_TIME
     else:
         found, most = price * 0, share / (1 - share)
     found = _greatest(b, found, price * (relative / most))
     found = _greatest(b, b.minimum(found, price * 0 + 1 / LEAST_RATIO), price * 0 + 1)
     return b.where(known, _snap(b, _bounded(b, found, price)), price)
-
-
-def _cube_root(b: Backend, x: Array) -> Array:
-    """x ** (1/3), by square roots (1/4 + 1/16 + 1/64 + ...), which all backends round alike."""
-    root, power = x * 0 + 1, x
-    for _ in range(6):
-        power = b.sqrt(b.sqrt(power))
-        root = root * power
-    return root
 
 
 def _greatest(b: Backend, x: Array, y: Array) -> Array:
