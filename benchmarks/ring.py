@@ -1,9 +1,9 @@
-"""What a worker receives until the language model is trained: by allgather, and by the ring with a named support.
+"""What a worker receives until the language model is trained: by allgather, and by the ring.
 
     python benchmarks/ring.py --workers 4 --workers 64 --json runs/ring.json
 
-Bits are those of the wire: of a ring allreduce a worker receives 2 (n - 1)/n times what comes out of it, of an
-allgather the messages of all others.  One process simulates all workers (64 of them take minutes a run).
+Bits are those of the wire: of a ring allreduce a worker receives 2 (n - 1)/n times what comes out of it, of
+an allgather the messages of all others.  One process simulates all workers (64 of them take minutes a run).
 """
 
 from __future__ import annotations

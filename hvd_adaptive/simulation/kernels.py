@@ -18,6 +18,9 @@ from ..core.recipe import Recipe, randk, sign, topk
 from ..core.worker import Worker
 from ..torch.backend import TORCH
 
+TENSORS, SIZE = 200, 16_384
+"""A model of many tensors, as transformers are."""
+
 
 def run(json_path: str, dimension: int, ratios: Sequence[float], repeats: int) -> None:
     """Measures, prints a table and writes ``{"cases": [...]}``."""
@@ -49,19 +52,31 @@ def run(json_path: str, dimension: int, ratios: Sequence[float], repeats: int) -
                     "seconds": took,
                     "inplace_add_seconds": add,
                     "quotient": took / add,
+                    "temporaries": _temporaries(work) / (4 * dimension),
                 }
             )
-    Path(json_path).write_text(json.dumps({"dimension": dimension, "cases": cases}, indent=1))
-    threads = f"{scan.threads()} threads"
-    table = Table("recipe", "ratio", "ms", "in-place adds", title=f"{dimension:,} coordinates, {threads}")
+    small = [_small(name, recipe, repeats) for name, recipe in _recipes(max(ratios))]
+    document = {"dimension": dimension, "threads": scan.threads(), "cases": cases, "small_tensors": small}
+    Path(json_path).write_text(json.dumps(document, indent=1))
+    console, threads = Console(), f"{scan.threads()} threads"
+    table = Table(
+        *("recipe", "ratio", "ms", "in-place adds", "temporaries"),
+        title=f"{dimension:,} coordinates, {threads}",
+    )
     for case in cases:
         table.add_row(
             case["recipe"],
             f"{case['ratio']:.2%}",
             f"{1e3 * case['seconds']:.1f}",
             f"{case['quotient']:.2f}",
+            f"{case['temporaries']:.1%} of d",
         )
-    Console().print(table)
+    console.print(table)
+    for case in small:
+        console.print(
+            f"{case['recipe']}: {case['microseconds_per_tensor']:.0f} microseconds for each of {TENSORS} "
+            f"tensors of {SIZE:,}, {case['gathers']} allgathers a step"
+        )
 
 
 def _recipes(ratio: float) -> list[tuple[str, Recipe]]:
@@ -89,6 +104,41 @@ def _round_trip(recipe: Recipe, gradient: torch.Tensor) -> Callable[[], object]:
         return aggregate
 
     return step
+
+
+def _small(name: str, recipe: Recipe, repeats: int) -> dict[str, Any]:
+    """A model of many small tensors: what our part of a step takes for each."""
+    worker = Worker(TORCH, recipe, {f"x{i}": SIZE for i in range(TENSORS)})
+    worker.meet([0], 0)
+    gradient = torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
+
+    def step() -> None:
+        ways = [worker.outgoing(slot, gradient) for slot in range(TENSORS)]
+        for outgoing, context in ways:
+            assert outgoing is not None
+            worker.incoming(context, outgoing.ring, outgoing.message if worker.gathers(context) else None)
+            worker.done(context)
+
+    took = min([_timed(step) for _ in range(repeats + 1)][1:])
+    gathers = 0 if recipe.shared else len(worker.buckets())
+    return {"recipe": name, "microseconds_per_tensor": 1e6 * took / TENSORS, "gathers": gathers}
+
+
+def _temporaries(work: Callable[[], object]) -> int:
+    """Bytes that the process grew by at most while it worked; 0 where the system does not tell."""
+    status = Path("/proc/self/status")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        before = _status(status, "VmRSS")
+        work()
+        return max(0, _status(status, "VmHWM") - before)
+    except (OSError, KeyError):
+        return 0
+
+
+def _status(path: Path, name: str) -> int:
+    lines = dict(line.split(":", 1) for line in path.read_text().splitlines())
+    return 1024 * int(lines[name].split()[0])
 
 
 def _topk(x: torch.Tensor, count: int) -> object:
