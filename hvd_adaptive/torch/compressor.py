@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..core import ballot, plans
+from ..core.backend import Array
 from ..core.errors import ConfigurationError
 from ..core.link import measured
+from ..core.numpy_backend import NUMPY
 from ..core.recipe import Recipe, build
 from ..core.statistics import Statistics, Traffic
 from ..core.worker import Context, Worker
@@ -67,7 +70,10 @@ class Compressor:
             )
         self._scaler = scaler
         self._parameters = Parameters(named_parameters)
-        self._worker = Worker(TORCH, recipe, self._parameters.dimensions, overrides)
+        # In the host's memory NumPy works on the tensors' own storage, and takes less time for each call.
+        self._on_host = all(tensor.device.type == "cpu" for tensor in self._parameters.tensors)
+        backend = NUMPY if self._on_host else TORCH
+        self._worker = Worker(backend, recipe, self._parameters.dimensions, overrides)
         self._process_set = process_set
         self._tag = plans.tag(name)
 
@@ -88,16 +94,17 @@ class Compressor:
             worker.follow(self._scaler.get_scale())
         bits = _bits(tensor)
         with torch.no_grad():
-            outgoing, context = worker.outgoing(slot, tensor.detach())
+            outgoing, context = worker.outgoing(slot, self._array(tensor))
             if outgoing is None:
                 # Horovod's allreduce knows no bfloat16, and wants its tensors contiguous.
                 ring = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
                 payload = True
             else:
-                ring = outgoing.ring
+                ring = _tensor(outgoing.ring)
                 payload = ring.numel() > ballot.SIZE
                 if worker.gathers(context):
-                    self._gather_of(context).add(slot, outgoing.message, partial(worker.count, context))
+                    words = _tensor(outgoing.message)
+                    self._gather_of(context).add(slot, words, partial(worker.count, context))
         ended = worker.clock.now()
         worker.clock.compressing(began, ended)
         worker.count(
@@ -124,27 +131,42 @@ class Compressor:
         with torch.no_grad():
             if context.pending is None:
                 result, waited = tensor.to(gradient.dtype), 0.0
-                worker.as_it_is(context, result.view(-1))
+                worker.as_it_is(context, self._array(result).reshape(-1))
             else:
-                worker.settle(context, tensor)
+                ring = self._array(tensor)
+                worker.settle(context, ring)
                 messages, waited = self._messages(context)
-                aggregate = worker.aggregate(context, tensor, messages, _storage(gradient))
+                aggregate = _tensor(worker.aggregate(context, ring, messages, self._storage(gradient)))
                 result = aggregate.to(gradient.dtype).view(gradient.shape)
         seconds = worker.clock.now() - began - waited
         worker.count(context, Traffic(bits_received=_bits(tensor), decompress_seconds=seconds))
         worker.done(context)
         return result
 
+    # -- the core's arrays
+
+    def _array(self, tensor: torch.Tensor) -> Array:
+        """A tensor as the core takes it, in the same memory where that can be."""
+        tensor = tensor.detach()
+        if not self._on_host:
+            return tensor
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+    def _storage(self, gradient: torch.Tensor) -> Array | None:
+        """The gradient's storage, flat, for the aggregate; None where it does not fit."""
+        fits = gradient.dtype == torch.float32 and gradient.is_contiguous()
+        return self._array(gradient).reshape(-1) if fits else None
+
     # -- transport
 
-    def _messages(self, context: Context) -> tuple[torch.Tensor | None, float]:
+    def _messages(self, context: Context) -> tuple[Array | None, float]:
         """All ranks' messages for a tensor, and the seconds that we waited for them."""
         worker = self._worker
         if not worker.gathers(context):
             return None, 0.0
         began = worker.clock.now()
         messages = self._gather_of(context).result(context.slot, partial(worker.count, context))
-        return messages, worker.clock.now() - began
+        return self._array(messages), worker.clock.now() - began
 
     def _gather_of(self, context: Context) -> Gather:
         return self._first if context.control.first else self._gather
@@ -197,7 +219,7 @@ class Compressor:
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """The residual of each parameter that has one: float32, flat; this rank's own, not a copy."""
-        return self._worker.residuals()
+        return {name: _tensor(residual) for name, residual in self._worker.residuals().items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals, steps, price and counts: tensors and plain numbers, for ``torch.save``.
@@ -205,7 +227,8 @@ class Compressor:
         Residuals differ between ranks, so every rank saves its own.  Raises ConfigurationError in the
         middle of a step.
         """
-        return self._worker.state()
+        state: dict[str, Any] = _tensors(self._worker.state())
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from :meth:`state_dict`.
@@ -213,7 +236,11 @@ class Compressor:
         Raises ConfigurationError where the state is of other parameters or another recipe.
         """
         tensors = self._parameters.tensors
-        self._worker.restore(state, lambda slot, kept: kept.detach().clone().to(tensors[slot].device))
+
+        def place(slot: int, kept: torch.Tensor) -> Array:
+            return self._array(kept.detach().clone().to(tensors[slot].device))
+
+        self._worker.restore(state, place)
 
     def common_state(self) -> dict[str, Any]:
         """What all ranks hold alike: plain numbers, for :meth:`rejoin`."""
@@ -228,10 +255,16 @@ class Compressor:
         self._worker.rejoin(common)
 
 
-def _storage(gradient: torch.Tensor) -> torch.Tensor | None:
-    """The gradient's storage, flat, for the aggregate that takes its place; None where it does not fit."""
-    fits = gradient.dtype == torch.float32 and gradient.is_contiguous()
-    return gradient.detach().view(-1) if fits else None
+def _tensor(array: Array) -> torch.Tensor:
+    """What the core made, as a tensor in the same memory."""
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+
+def _tensors(state: Any) -> Any:
+    """The same, of all that stands in dictionaries."""
+    return (
+        {key: _tensors(value) for key, value in state.items()} if isinstance(state, dict) else _tensor(state)
+    )
 
 
 def _bits(tensor: torch.Tensor) -> int:
