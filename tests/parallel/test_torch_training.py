@@ -431,7 +431,8 @@ def reports_count_what_horovod_was_given():
                 total += last.bits_sent
             report = compressor.statistics()
             assert report.total.bits_sent == total
-            assert report.step == 5 and list(report.sparsity) and report.improvement > 0
+            assert report.step == 5 and list(report.sparsity)
+            assert report.improvement > 0 or "dense" in report.reason  # whose later steps go as they are
             assert set(report.sparsity) == {"0.weight", "0.bias", "2.weight", "2.bias"}
             assert report.sparsity["2.bias"] == 30 and (report.price > 0) == recipe.startswith("adaptive")
     finally:
