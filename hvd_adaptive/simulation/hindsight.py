@@ -68,8 +68,10 @@ class Comparison:
         if known is not None and (self._over(known) or self._hopeless(known, best)):
             return known
         trace = Trace()
-        options = {"workers": self.workers, "steps": self.steps, "seed": seed, "until": self.task.target}
-        for trace in train(self.task, recipe, **options):
+        run = train(
+            self.task, recipe, workers=self.workers, steps=self.steps, seed=seed, until=self.task.target
+        )
+        for trace in run:
             if trace.checked and trace.checked[-1][0] == len(trace.bits) and self._hopeless(trace, best):
                 break
         self.runs.put(key, trace)

@@ -592,7 +592,10 @@ def replicas_stay_equal(steps, recipes):
     return True
 
 
-@pytest.mark.parametrize("np, recipes", [(2, None), (4, ["topk", "randk", "adaptive", "adaptive ring", "sign"])])
+FOUR = ["topk", "randk", "adaptive", "adaptive ring", "sign"]
+
+
+@pytest.mark.parametrize("np, recipes", [(2, None), (4, FOUR)])
 def test_replicas_stay_bit_equal_over_200_steps(horovodrun, np, recipes):
     """T33, T68."""
     run = horovodrun(replicas_stay_equal, 200, recipes, np=np, timeout=280, env={"HOROVOD_CYCLE_TIME": "1"})
