@@ -6,12 +6,14 @@ never chosen by magnitude: sending them would cost bits and improve nothing.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from . import hashing, kernels, scan
 from .backend import Array, Backend
+from .numpy_backend import NUMPY
 
 SAMPLE = 1 << 14
 """Coordinates that a sampled threshold looks at.  The relative standard error of the count that
@@ -112,7 +114,15 @@ def sample(b: Backend, x: Array) -> Array:
     dimension = int(x.shape[0])
     if dimension <= SAMPLE:
         return x
+    if kernels.host(b, x) is not None:
+        return b.take(x, b.from_host(_drawn(dimension), x))
     return b.take(x, shared_random(b, x, dimension, SAMPLE, seed=dimension, step=0))
+
+
+@lru_cache(maxsize=256)  # models have fewer sizes of tensors; one draw is 128 KiB
+def _drawn(dimension: int) -> Any:
+    like = np.zeros(0, np.float32)
+    return shared_random(NUMPY, like, dimension, SAMPLE, seed=dimension, step=0)
 
 
 def shared_random(b: Backend, like: Array, dimension: int, count: int, seed: int, step: Any) -> Array:
