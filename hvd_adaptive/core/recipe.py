@@ -157,7 +157,7 @@ def adaptive(
     values: str | None = None,
     first_ratio: float = 0.01,
     memory: Memory | str | Mapping[str, Any] = "error_feedback",
-    transport: str = "auto",
+    transport: str | None = None,
     warmup_steps: int = 0,
     warmup_ratio: float = 0.25,
     dense_below: int = DENSE_BELOW,
@@ -177,8 +177,8 @@ def adaptive(
     ``values``, ``"sign"`` one magnitude and signs.  Values are ``"int4"`` for progress and ``"fp32"``
     for energy, unless they are given.
 
-    ``transport``: as for :func:`topk`; ``"auto"`` takes the ring where so many ranks make it the cheaper
-    one (:func:`restate`).
+    ``transport``: as for :func:`topk`; ``"auto"``, the default for progress, takes the ring where so many
+    ranks make it the cheaper one (:func:`restate`).
     """
     if objective is None:
         objective = "progress" if isinstance(cost, (str, LinkTime)) else "energy"
@@ -204,8 +204,8 @@ def adaptive(
         auto=auto,
     )
     policy = _warmed(tuned, warmup_steps, warmup_ratio)
-    if family == "sign" and transport == "auto":  # signs cannot be added up on a ring
-        transport = "allgather"
+    if transport is None:  # signs cannot be added up on a ring, and energy is that of each rank's own choice
+        transport = "auto" if objective == "progress" and family != "sign" else "allgather"
     return Recipe("adaptive", _led(policy, transport), named(memory), values, dense_below)
 
 

@@ -76,7 +76,7 @@ def test_a_file_comes_back(tmp_path):
     LINK.save(tmp_path / "link.json")
     assert link.load(tmp_path / "link.json") == LINK
     tuned = adaptive(cost=str(tmp_path / "link.json")).adaptive
-    assert tuned.cost == LINK.cost(PayloadBits(1)) and not tuned.auto and not tuned.measure
+    assert tuned.cost == LINK.cost(PayloadBits(1, 4)) and not tuned.auto and not tuned.measure
     assert tuned.objective == "progress"
 
 
@@ -115,7 +115,7 @@ def test_a_missing_file_says_how_to_make_one(tmp_path):
 
 
 def test_a_link_is_measured_only_where_it_was_asked_for():
-    bits = PayloadBits(5000)
+    bits = PayloadBits(5000, 4)
     assert restate(adaptive(), 5000, 4, LINK).adaptive.cost == LINK.cost(bits)
     assert restate(adaptive(), 5000, 4).adaptive.cost.bandwidth == 1e9
     stated = adaptive(cost=LINK.cost(PayloadBits(1)))
