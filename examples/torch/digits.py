@@ -101,7 +101,7 @@ def report(compression, parameters: int, step: int) -> tuple[int, dict[str, int]
 @click.command()
 @click.option("--recipe", type=click.Choice(list(RECIPES)), default="adaptive", show_default=True)
 @click.option("--link", default=100.0, show_default=True, help="For adaptive: the link's Mbit/s.")
-@click.option("--steps", type=click.IntRange(2), default=600, show_default=True)
+@click.option("--steps", type=click.IntRange(2), default=400, show_default=True)
 @click.option("--batch", default=32, show_default=True, help="Images per process and step.")
 @click.option("--rate", default=0.05, show_default=True, help="Learning rate.")
 @click.option("--seed", default=0, show_default=True)

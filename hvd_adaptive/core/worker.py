@@ -503,7 +503,9 @@ class Worker:
                 f"the state and this compressor differ in the parameter {min(differing)!r}; "
                 "load it into a compressor of the same model"
             )
-        for name, residual in state["residuals"].items():
+        slots = {name: slot for slot, name in enumerate(self.names)}
+        kept = {name: place(slots[name], residual) for name, residual in state["residuals"].items()}
+        for name, residual in kept.items():
             length, d = self._b.length(residual), self.dimensions[name]
             if state["memories"].get(name, self._memory(name)) != self._memory(name):
                 raise ConfigurationError(
@@ -515,10 +517,7 @@ class Worker:
                     f"the residual of {name!r} has {length} elements and the parameter {d}; load the state "
                     "into a compressor of the same model"
                 )
-        kept = state["residuals"]
-        self._residuals = [
-            place(slot, kept[name]) if name in kept else None for slot, name in enumerate(self.names)
-        ]
+        self._residuals = [kept.get(name) for name in self.names]
         self._steps = [int(state["steps"][name]) for name in self.names]
         self._latest = max(self._steps)
         self._since = int(state["since"])
