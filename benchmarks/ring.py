@@ -16,19 +16,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hvd_adaptive.core import ballot
 from hvd_adaptive.core.recipe import topk
 from hvd_adaptive.simulation.run import Trace, train
 from hvd_adaptive.simulation.tasks import task
-
-
-def wire_bits(trace: Trace, steps: int, workers: int, ring: bool, tensors: int) -> float:
-    """Received by a worker in the first ``steps``, less the very first, in which all recipes are alike."""
-    total = 0.0
-    for bits, sparsity in list(zip(trace.bits, trace.sparsity, strict=True))[1:steps]:
-        reduced = 32 * (tensors * ballot.SIZE + (sparsity if ring else 0))
-        total += bits - reduced + 2 * (workers - 1) / workers * reduced
-    return total
 
 
 @click.command()
@@ -46,7 +36,6 @@ def main(
     """Train over each transport and number of workers, and compare what a worker has received by then."""
     torch.set_num_threads(1)
     chosen, console = task("language"), Console()
-    tensors = sum(1 for _ in chosen.model().parameters())
     runs = [(min(workers), "allgather", gathered)] + [(n, "ring", named) for n in workers]
     rows = []
     for n, transport, ratio in runs:
@@ -56,7 +45,7 @@ def main(
             for trace in train(chosen, recipe, workers=n, steps=steps, until=target):  # noqa: B007
                 pass
         reached = trace.steps_to(target)
-        bits = wire_bits(trace, int(reached or len(trace.bits)), n, transport == "ring", tensors)
+        bits = sum(trace.wire[1 : int(reached or len(trace.wire))])  # in the first step all are alike
         row = {
             "workers": n,
             "transport": transport,

@@ -60,7 +60,7 @@ def simulate(
             trace = Trace()
             for trace in train(chosen, recipe, workers=workers, steps=steps, seed=seed):  # noqa: B007
                 progress.advance(bar)
-            seconds = [step_time(link, b, d) for b, d in zip(trace.bits, trace.dense, strict=True)]
+            seconds = [step_time(link, b, d) for b, d in zip(trace.wire, trace.dense, strict=True)]
             runs.append({"recipe": name, "seconds_per_step": seconds, **vars(trace)})
     console.print(_table(task_name, workers, link, runs))
     if json_path is not None:

@@ -29,6 +29,11 @@ class Ensemble:
             worker.meet(range(count), rank)
         self._first, self._later = self.workers[0].buckets(first=True), self.workers[0].buckets()
 
+    @property
+    def rides(self) -> bool:
+        """Whether values ride the ring in sparse steps."""
+        return self.workers[0].rides
+
     def reduce(self, gradients: Sequence[Sequence[Array]]) -> list[Array]:
         """The average that every worker would hold, flat and float32, one for each tensor.
 

@@ -124,6 +124,11 @@ class Worker:
         dimensions = [self.dimensions[self.names[slot]] for slot in large]
         return [[large[position] for position in group] for group in plans.buckets(dimensions, BUCKETS)]
 
+    @property
+    def rides(self) -> bool:
+        """Whether values ride Horovod's allreduce in sparse steps, by the first compressed tensor."""
+        return any(self._plans[slot].recipe.shared for slot in self.compressed[:1])
+
     def set_recipe(
         self, recipe: Recipe | str | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     ) -> None:

@@ -50,6 +50,11 @@ class Runs:
                 file.write(json.dumps({"run": key, "trace": dataclasses.asdict(trace)}) + "\n")
 
 
+def tenth(link: LinkTime) -> Recipe:
+    """The constant share: communication takes a tenth of a step, float32 values are gathered."""
+    return adaptive(cost=link, values="fp32", share=0.1, transport="allgather")
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """One task: how it is trained, and over which links (by r) time is counted."""
@@ -137,7 +142,7 @@ def compare(comparison: Comparison, seeds: Sequence[int], tick: Any) -> list[dic
     for r, link in links.items():
         own, share = (
             [comparison.trace(recipe, seed) for seed in seeds if not tick()]
-            for recipe in (adaptive(cost=link), adaptive(cost=link, values="fp32", share=0.1))
+            for recipe in (adaptive(cost=link), tenth(link))
         )
         winner = min(fixed, key=lambda q: median(fixed[q][r]))
         own_times, share_times = ([comparison.time(t, r) for t in traces] for traces in (own, share))

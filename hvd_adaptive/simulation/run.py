@@ -22,8 +22,9 @@ not win by the luck of one."""
 class Trace:
     """What happened, step by step: lists of equal length, and the held-out losses beside them.
 
-    ``bits``: received by a worker per step, ballots included; ``sparsity``: coordinates sent by
-    worker 0; ``gathered``: whether messages were gathered (else everything rode the ring).
+    ``bits``: received by a worker per step, ballots included; ``wire``: the same, where values on a ring
+    count as often as they pass, 2 (n - 1)/n times (where nothing is given, as ``bits``); ``sparsity``:
+    coordinates sent by worker 0; ``dense``: whether those were all.
     """
 
     bits: list[int] = field(default_factory=list)
@@ -31,10 +32,14 @@ class Trace:
     dense: list[bool] = field(default_factory=list)
     train_loss: list[float] = field(default_factory=list)
     checked: list[tuple[int, float]] = field(default_factory=list)
+    wire: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.wire = self.wire or list(map(float, self.bits))
 
     def elapsed(self, link: LinkTime) -> float:
         """Seconds so far over a link."""
-        return sum(step_time(link, b, d) for b, d in zip(self.bits, self.dense, strict=True))
+        return sum(step_time(link, b, d) for b, d in zip(self.wire, self.dense, strict=True))
 
     def steps_to(self, target: float) -> float | None:
         """Steps until the mean held-out loss of the last ``WINDOW`` checks first fell to ``target``,
@@ -57,14 +62,14 @@ class Trace:
         if steps is None:
             return None
         whole = int(steps)
-        spent = sum(step_time(link, b, d) for b, d in zip(self.bits[:whole], self.dense, strict=False))
+        spent = sum(step_time(link, b, d) for b, d in zip(self.wire[:whole], self.dense, strict=False))
         if whole < len(self.bits):
-            spent += (steps - whole) * step_time(link, self.bits[whole], self.dense[whole])
+            spent += (steps - whole) * step_time(link, self.wire[whole], self.dense[whole])
         return spent
 
 
-def step_time(link: LinkTime, bits: int, dense: bool) -> float:
-    """Seconds of a step in which a worker received ``bits``."""
+def step_time(link: LinkTime, bits: float, dense: bool) -> float:
+    """Seconds of a step in which a worker received ``bits`` on the wire, or, in a dense step, as result."""
     if dense:  # a ring allreduce moves 2 (n - 1)/n of what it returns, in twice as many hops
         n = link.world_size
         return link.compute + 2 * (n - 1) * link.latency + 2 * (n - 1) / n * bits / link.bandwidth
@@ -115,6 +120,8 @@ def train(
         trace.bits.append(report.last.bits_received)
         trace.sparsity.append(sum(report.sparsity.values()))
         trace.dense.append(trace.sparsity[-1] == sum(names.values()))
+        riding = 32 * trace.sparsity[-1] if ensemble.rides and not trace.dense[-1] else 0
+        trace.wire.append(trace.bits[-1] + (2 * (workers - 1) / workers - 1) * riding)
         trace.train_loss.append(sum(losses) / workers)
         if (step + 1) % check_every == 0:
             with torch.no_grad():
