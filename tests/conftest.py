@@ -10,7 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # Horovod's Keras optimizer needs tf_keras
 
-from hypothesis import settings  # noqa: E402
+from hypothesis import settings
 
 settings.register_profile("busy", deadline=None)  # a time is never asserted
 settings.load_profile("busy")
