@@ -246,14 +246,17 @@ def _swept(
 def _variable(b: Backend, plan: Plan, tuned: Adaptive, indices: Array, words: Array, first: bool) -> Array:
     """The cost of a message beyond its fixed part: of the bits that are sent, where it is a time, and
     of the coordinates by the cost model, where another unit says what counts."""
-    if isinstance(tuned.cost, LinkTime):
-        sent = b.cast(b.constant(b.length(words), "float32", words), "float32") * 32
-        if not led(plan) or first:
-            return sent * tuned.cost.per_bit
-        riding = b.cast(b.constant(b.length(indices), "float32", words), "float32") * 32
-        return riding * tuned.cost.per_bit + sent * (1 / tuned.cost.bandwidth)
-    own = tuned.cost.for_dimension(max(1, plan.dimension))
-    return b.cast(b.constant(b.length(indices), "float32", words), "float32") * own.marginal() + own.head
+
+    def number(x: Array) -> Array:
+        return b.cast(b.constant(b.length(x), "float32", words), "float32")
+
+    if not isinstance(tuned.cost, LinkTime):
+        own = tuned.cost.for_dimension(max(1, plan.dimension))
+        return number(indices) * own.marginal() + own.head
+    sent = number(words) * 32
+    if not led(plan) or first:
+        return sent * tuned.cost.per_bit
+    return number(indices) * 32 * tuned.cost.per_bit + sent * (1 / tuned.cost.bandwidth)
 
 
 def decompress(
