@@ -122,13 +122,15 @@ _known: dict[Any, Link] = {}
 
 
 def measured(ranks: Sequence[int], collectives: Collectives) -> Link:
-    """The link between some ranks, measured when they first ask.
+    """The link between some ranks, all of which ask: measured unless all of them know it.
 
-    All compressors of a process share the result: which of several compressors a backward pass comes
-    to first may differ between ranks, and so which of them asks must not matter.
+    All compressors of a process share the result, and put the same question: which of several
+    compressors a backward pass comes to first may differ between ranks, so which of them asks must not
+    matter.  In elastic training a newcomer does not know what the others have measured.
     """
     key = tuple(ranks)
-    if key not in _known:
+    (knowing,) = collectives.mean([float(key in _known)])
+    if knowing < 1 - 0.5 / len(ranks):
         _known[key] = measure(collectives, len(ranks))
     return _known[key]
 

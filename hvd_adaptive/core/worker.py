@@ -97,6 +97,8 @@ class Worker:
         self._sent: dict[int, tuple[int, pipeline.Outgoing, Array | None]] = {}  # what may have to be undone
         self._ranks: list[int] = []
         self._plans: list[pipeline.Plan] = []
+        self._agreed = False  # whether all ranks are known to have the same settings
+        self._link: Link | None = None
 
     # -- who takes part
 
@@ -153,7 +155,11 @@ class Worker:
         start = Control(step=self._latest)
         self._course = Course(start, reason="a new recipe: no price yet")
         self._rounds[self._latest] = _Round(self._course, self._scale)
-        self._ranks, self._plans = [], []
+        self._leave()
+
+    def _leave(self) -> None:
+        """Who takes part is to be learnt anew, and whether all have the same settings."""
+        self._ranks, self._plans, self._agreed, self._link = [], [], False, None
 
     def _refitted(self, slot: int, residual: Array, choice: plans.Choice) -> Array:
         name = self.names[slot]
@@ -166,16 +172,23 @@ class Worker:
 
     @property
     def wants_link(self) -> bool:
-        """Whether :meth:`meet` should be given a measured link."""
-        return self._choice.auto
+        """Whether :meth:`meet` should be told of a measured link now.
+
+        All ranks that take part want one before the same step, and none before it is known that all
+        have the same settings: one that does not want any would leave the others waiting.
+        """
+        return self._choice.auto and self._agreed and self._link is None and self.idle
 
     def meet(self, ranks: Sequence[int], rank: int, link: Link | None = None) -> None:
         """Learns who takes part, which rank this is, and what was measured of the link between them."""
-        if self._ranks:  # newcomers have not seen the dense step that left nothing to keep
-            self._flushed.clear()
-        self._ranks = list(ranks)
+        if list(ranks) != self._ranks:
+            if self._ranks:  # newcomers have not seen the dense step that left nothing to keep
+                self._flushed.clear()
+            self._ranks, self._agreed, self._link = list(ranks), False, None
+        if link is not None:  # it may call for another transport, which begins as the first did
+            self._link, self._first = link, set(range(len(self.names)))
         position = self._ranks.index(rank)
-        made = plans.plan(self._choice, self.dimensions, len(ranks), rank, link, position)
+        made = plans.plan(self._choice, self.dimensions, len(ranks), rank, self._link, position)
         self._plans = list(made.values())
 
     # -- loss scale
@@ -318,6 +331,7 @@ class Worker:
         ballots = _on_host(self._b, ring[: ballot.SIZE])
         tally = ballot.tally(ballots, self._ranks, plan.fingerprint, phase)
         self._verify(tally)
+        self._agreed = True
         self._residuals[slot] = pipeline.settled(
             self._b, plan, context.control, ring, context.pending, self._residuals[slot]
         )
@@ -489,7 +503,7 @@ class Worker:
             "flushed": [],
         }
         self.restore({**common, **own}, lambda _, residual: residual)
-        self._ranks, self._plans = [], []
+        self._leave()
 
     def restore(self, state: Mapping[str, Any], place: Callable[[int, Array], Array]) -> None:
         """Continues from :meth:`state`.  ``place(slot, residual)`` copies a residual to where it lives.

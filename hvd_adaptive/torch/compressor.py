@@ -181,9 +181,11 @@ class Compressor:
                 "the compressor and hvd.DistributedOptimizer the same process_set="
             )
         ranks = list(process_set.ranks) if process_set.process_set_id else list(range(hvd.size()))
+        link = None
         if self._worker.met(ranks, hvd.rank()):
-            return
-        link = measured(ranks, Collectives(process_set)) if self._worker.wants_link else None
+            if not self._worker.wants_link:
+                return
+            link = measured(ranks, Collectives(process_set))
         self._worker.meet(ranks, hvd.rank(), link)
         self._gather = Gather(self._tag, self._worker.buckets(), len(ranks), process_set)
         first = self._worker.buckets(first=True)

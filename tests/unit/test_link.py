@@ -130,3 +130,10 @@ def test_the_ranks_measure_once():
     calls = timed.calls
     assert link.measured([0, 77], timed) is first and timed.calls == calls
     assert link.measured([0, 78], timed) is not first
+
+
+def test_all_ranks_measure_where_one_does_not_know():
+    timed = Timed(Line(1e-3, 1e-9))
+    known = link.measured([0, 79], timed)
+    timed.mean = lambda values: [value / 2 if len(values) == 1 else value for value in values]
+    assert link.measured([0, 79], timed) is not known
