@@ -1,9 +1,8 @@
-"""What the site needs beyond mkdocs.yml: its navigation, and docstrings as the site's tools read them."""
+"""What the site needs beyond mkdocs.yml: docstrings as the site's tools read them."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import griffe
@@ -12,15 +11,6 @@ import griffe
 _ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):<code>(~?)([^<]+)</code>")
 _PARAMETERS = re.compile(r"(?<=\nParameters\n----------\n).*", re.DOTALL)
 _ENTRY = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*): ", re.MULTILINE)
-
-
-def on_config(config: Any) -> Any:
-    """The pages that there are: named ones first, then the rest."""
-    folder = Path(config.docs_dir)
-    named = [next(iter(entry.values())) for entry in config.nav]
-    config.nav = [entry for entry, page in zip(config.nav, named, strict=True) if (folder / page).exists()]
-    config.nav += [page.name for page in sorted(folder.glob("*.md")) if page.name not in named]
-    return config
 
 
 def on_page_content(html: str, **_: Any) -> str:

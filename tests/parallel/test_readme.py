@@ -1,4 +1,5 @@
-"""Every Python snippet of the README runs on two ranks; its diff makes one working program of another."""
+"""Every Python snippet of the README and of the recipes' pages runs on two ranks (TensorFlow's are compiled
+only); the README's diff makes one working program of another."""
 
 import re
 from pathlib import Path
@@ -6,10 +7,11 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[2] / "README.md"
+RECIPES = sorted((README.parent / "docs" / "recipes").glob("*.md"))
 
 
-def _blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
+def _blocks(language, page=README):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def _program(diff, drop, keep):
@@ -83,11 +85,12 @@ def run_snippets(snippets):
         given = {**_given(), "Compression": Compression}
         makes = re.search(r"^compression =", snippet, flags=re.MULTILINE)
         exec(snippet if makes else "compression = Compression.topk(model.named_parameters())", given)
-        given["optimizer"] = given["hvd"].DistributedOptimizer(
-            given["optimizer"],
-            named_parameters=given["model"].named_parameters(),
-            compression=given["compression"],
-        )
+        if "DistributedOptimizer(" not in snippet:
+            given["optimizer"] = given["hvd"].DistributedOptimizer(
+                given["optimizer"],
+                named_parameters=given["model"].named_parameters(),
+                compression=given["compression"],
+            )
         _step(given)
         if not makes:
             exec(snippet, given)
@@ -105,6 +108,19 @@ def test_snippets(horovodrun, tmp_path, monkeypatch):
         assert mine.tobytes() == other.tobytes()
     assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["checkpoint-0.pt", "checkpoint-1.pt"]
     assert "MB sent" in run.output_of(0)
+
+
+def test_snippets_of_recipes(horovodrun):
+    snippets = []
+    for page in RECIPES:
+        for block in _blocks("python", page):
+            compile(block, str(page), "exec")
+            if not re.search(r"hvd_adaptive\.(tensorflow|keras)", block):
+                snippets.append(block)
+    assert len(snippets) >= len(RECIPES) >= 7
+    run = horovodrun(run_snippets, snippets, timeout=280, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    for mine, other in zip(*run.results, strict=True):
+        assert mine.tobytes() == other.tobytes()
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)]+)\)", README.read_text()))
