@@ -18,7 +18,9 @@ in, so not here.
 
 from __future__ import annotations
 
+import atexit
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -97,6 +99,8 @@ class Hierarchical:
             if own
             else None
         )
+        atexit.unregister(_leave_together)
+        atexit.register(_leave_together)
         self._out = 0  # gradients that went out and have not come back
         self._back: dict[int, torch.Tensor] = {}  # the host's reductions of this step, by slot
 
@@ -212,6 +216,22 @@ def _process_set(groups: list[tuple[int, ...]]) -> Any:
                 f'hvd.init(process_sets="dynamic"), and make none of the same ranks before ({error})'
             ) from error
     return next(_made[ranks] for ranks in groups if hvd.rank() in ranks)
+
+
+PATIENCE = 10.0
+"""Seconds for which a rank that is done waits for the others."""
+
+
+def _leave_together() -> None:
+    """At the end of the program, before Horovod's own: who leaves first shuts Horovod down for all, and the
+    last step of another host may be under way, in a process set of its own."""
+    hvd = load()
+    if hasattr(sys, "last_value") or not hvd.is_initialized():  # an error is to be seen at once
+        return
+    done = hvd.allreduce_async(torch.zeros(1), name="hvd_adaptive.hierarchical.done")
+    until = time.monotonic() + PATIENCE
+    while not hvd.poll(done) and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def _wire(tensor: torch.Tensor) -> torch.Tensor:

@@ -85,6 +85,7 @@ def horovodrun(tmp_path: Path) -> Callable[..., Run]:
         environment = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
+            "HOROVOD_CYCLE_TIME": "1",  # milliseconds: steps are short here
             "PYTHONPATH": os.pathsep.join([str(WORKERS), str(REPOSITORY)]),
             "HVD_ADAPTIVE_RESULTS": str(folder),
             TAG: tag,

@@ -11,7 +11,7 @@ from hvd_adaptive.core.recipe import adaptive, topk  # noqa: E402
 from hvd_adaptive.simulation.run import Trace, train  # noqa: E402
 from hvd_adaptive.simulation.tasks import task  # noqa: E402
 
-STEPS, SEED = 20, 3
+STEPS, SEED = 10, 3
 
 
 def recipes():

@@ -23,8 +23,8 @@ def fit_a_shard(framework: str):
     start, stop = ((0, 100), (100, 569))[hvd.rank()]  # rank 0 sees one class alone
     X, y = dataset.features[start:stop].toarray(), dataset.targets[start:stop]
     labels = np.where(y > 0, "yes", "no")
-    logistic = DistributedLogisticRegression(C=0.01).fit(X, labels)
-    ridge = DistributedRidge(200.0).fit(X, y)
+    logistic = DistributedLogisticRegression(C=0.001).fit(X, labels)
+    ridge = DistributedRidge(1000.0).fit(X, y)
     try:
         DistributedRidge(1.0 + hvd.rank()).fit(X, y)
     except SettingsMismatchError as error:
@@ -40,11 +40,11 @@ def test_shards_give_the_coefficients_of_all_rows(horovodrun, framework):
     dataset = data.load("breast_cancer")
     X, y = dataset.features.toarray(), dataset.targets
     for (coefficients, intercept, classes), (weights, bias), mismatch in (one, other):
-        logistic = LogisticRegression(C=0.01, tol=1e-12, max_iter=10_000).fit(X, y)
+        logistic = LogisticRegression(C=0.001, tol=1e-12, max_iter=10_000).fit(X, y)
         np.testing.assert_allclose(coefficients, logistic.coef_, atol=1e-6)
         np.testing.assert_allclose(intercept, logistic.intercept_, atol=1e-6)
         assert classes == ["no", "yes"]
-        ridge = Ridge(200.0).fit(X, y)
+        ridge = Ridge(1000.0).fit(X, y)
         np.testing.assert_allclose(weights, ridge.coef_, atol=1e-6)
         assert bias == pytest.approx(ridge.intercept_, abs=1e-6)
         assert mismatch.startswith("penalty differs between ranks: 1, 2")

@@ -38,7 +38,7 @@ def methods(constants: Smoothness, d: int):
     yield ADEF(constants.mean * 10, TopK(5), restart=30)
 
 
-def trajectories(problem: LinearModel, networks, rounds: int = 25):
+def trajectories(problem: LinearModel, networks, rounds: int = 12):
     found = []
     network: Network = next(networks)
     constants = smoothness(problem, network.mean, network.gather)

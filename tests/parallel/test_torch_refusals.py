@@ -12,7 +12,7 @@ def run_checks(*names):
 
 
 def launch(horovodrun, names, np):
-    run = horovodrun(run_checks, *names, np=np, timeout=200, env={"HOROVOD_CYCLE_TIME": "1"})
+    run = horovodrun(run_checks, *names, np=np, timeout=200)
     assert run.results == [list(names)] * np
 
 

@@ -15,7 +15,7 @@ def run_checks(*names, sets=()):
 
 
 def launch(horovodrun, names, np, **options):
-    run = horovodrun(run_checks, *names, np=np, timeout=280, env={"HOROVOD_CYCLE_TIME": "1"}, **options)
+    run = horovodrun(run_checks, *names, np=np, timeout=280, **options)
     assert run.results == [list(names)] * np
 
 
@@ -538,9 +538,7 @@ def a_rank_outside_of_the_set():
 def test_four_ranks(horovodrun):
     names = [
         "reductions",
-        "unused_parameters_in_any_order",
         "one_compressor_over_two_optimizers",
-        "loss_scaling_skips_on_all_ranks",
         "process_sets",
         "a_rank_outside_of_the_set",
     ]
@@ -592,11 +590,8 @@ def replicas_stay_equal(steps, recipes):
     return True
 
 
-FOUR = ["topk", "randk", "adaptive", "adaptive ring", "sign"]
-
-
-@pytest.mark.parametrize("np, recipes", [(2, None), (4, FOUR)])
+@pytest.mark.parametrize("np, recipes", [(2, None), (4, ["adaptive ring"])])
 def test_replicas_stay_bit_equal_over_200_steps(horovodrun, np, recipes):
     """T33, T68."""
-    run = horovodrun(replicas_stay_equal, 200, recipes, np=np, timeout=280, env={"HOROVOD_CYCLE_TIME": "1"})
+    run = horovodrun(replicas_stay_equal, 200, recipes, np=np, timeout=280)
     assert run.results == [True] * np

@@ -272,5 +272,5 @@ CHECKS = [
 
 
 def test_at_two_ranks(horovodrun):
-    run = horovodrun(run_checks, *CHECKS, timeout=280, env={"HOROVOD_CYCLE_TIME": "1"})
+    run = horovodrun(run_checks, *CHECKS, timeout=280)
     assert run.results == [CHECKS] * 2
