@@ -27,7 +27,7 @@ DENSE_STEPS = 50
 MEASURED_STEPS = 200
 """The same, where measured times have decided it."""
 
-TRIAL_STEPS = 8
+TRIAL_STEPS = 6
 """Steps that are dense to learn what they take, where they might be the faster ones."""
 
 REVIEW_STEPS = 500
@@ -41,7 +41,11 @@ DENSE_WORTH = 1.1
 """Sparse steps that a dense one is worth: training takes that many more of them, or even more."""
 
 LIKELY = 2.0
-"""Dense steps are tried where they take no more than so many times a sparse one."""
+"""Dense steps are tried again where they took no more than so many times a sparse one."""
+
+UNTRIED = 3.0
+"""The same for the first time, when what they take is reckoned from the link alone: computation that
+hides communication, or several ranks on the cores on which the link was measured, make it less."""
 
 
 class Heading(NamedTuple):
@@ -85,14 +89,16 @@ def follow(
         pays = (dense_price >= price) & (heading.price > 0)
     else:
         sent = b.where(heading.price > 0, heading.price, 1 / tuned.first_ratio)
-        price = paced_price(b, sent, step, totals.fixed, totals.variable, tuned.share)
+        rest = totals.sparse_time - totals.variable  # collectives wait for each other, and for their turn
+        fixed = b.where(rest > totals.fixed, rest, totals.fixed)
+        price = paced_price(b, sent, step, fixed, totals.variable, tuned.share)
         share = _dense_share(tuned)
         pays = ((whole - totals.fixed) * (1 - share) <= totals.fixed * share) & (totals.fixed > 0)
         dense_price = price * 0
     sparse_time, dense_time = totals.sparse_time, totals.dense_time
     known, timed = sparse_time > 0, (sparse_time > 0) & (dense_time > 0)
     at_once, due = heading.until <= 0, step >= heading.until
-    likely = b.where(dense_time > 0, dense_time, whole) <= LIKELY * sparse_time
+    likely = b.where(dense_time > 0, dense_time / LIKELY, whole / UNTRIED) <= sparse_time
     tried = known & likely & ((at_once & (timed == False)) | ((at_once == False) & due))  # noqa: E712
     decided = at_once & b.where(timed, dense_time <= DENSE_WORTH * sparse_time, pays)
     turns = (decided | tried) & (price > 0) & (totals.improvement > 0)

@@ -117,7 +117,7 @@ class Adaptive(Scanning):
     hand.  ``family``: ``"sparsify"`` sends values, ``"sign"`` one magnitude and signs (the CAT
     paper's S and S+Q).  ``first_ratio``: T / d of the first step, before there is a price.
     ``measure``: the time of a step without communication is measured and added to the fixed cost.
-    ``auto``: ``cost`` stands in for a link that is measured when the ranks meet.
+    ``auto``: ``cost`` stands in for a link that is measured at the start.
     ``objective``: what a message is worth.  ``"energy"``: the squared gradient units that it takes
     away, as in the CAT paper; sent is what improves by more than the price.  ``"progress"``: the steps
     that it saves under mini-batch noise and error feedback, where most energy is noise and what is not

@@ -170,7 +170,7 @@ def adaptive(
     over any other cost.  ``share``: with progress, the share of a step to be spent on communication,
     instead of the one that the ratio calls for.
 
-    ``cost``: ``"auto"``, which measures the link when the ranks meet; the path of a file that
+    ``cost``: ``"auto"``, which measures the link at the start; the path of a file that
     ``hvd-adaptive calibrate`` wrote; or any cost model.  Over a link the time of a step without
     communication is the fixed cost: measured, unless ``compute`` states it.
     The world size of a `LinkTime` is always the one at hand.  ``family``: ``"sparsify"`` sends

@@ -20,12 +20,14 @@ ENOUGH = 4
 
 
 class Wholes(NamedTuple):
-    """What whole steps of either kind take lately: seconds and numbers of steps, float64 scalars."""
+    """What whole steps of either kind take lately: seconds and numbers of steps, and the kind of the last
+    one (1: dense); float64 scalars."""
 
     sparse: Array
     dense: Array
     sparse_steps: Array
     dense_steps: Array
+    kind: Array
 
     def told(self, b: Backend) -> tuple[Array, Array]:
         """Seconds of a sparse and of a dense step; 0 where it is not known."""
@@ -35,22 +37,28 @@ class Wholes(NamedTuple):
         )
 
     def after(self, b: Backend, seconds: Array, dense: Array) -> Wholes:
-        """With one more step, ``dense`` (boolean) or not; no seconds: it was not measured."""
-        counts = seconds > 0
+        """With one more step, ``dense`` (boolean) or not; no seconds: it was not measured.
+
+        The first of a kind is not counted: it is timed from the middle of one of the other kind.
+        """
+        kind = b.cast(dense, "float64")
+        counts = (seconds > 0) & (kind == self.kind)
         on, off = counts & dense, counts & (dense == False)  # noqa: E712
         return Wholes(
-            b.where(off, _smoothed(b, self.sparse, seconds), self.sparse),
-            b.where(on, _smoothed(b, self.dense, seconds), self.dense),
+            b.where(off, _smoothed(b, self.sparse, self.sparse_steps, seconds), self.sparse),
+            b.where(on, _smoothed(b, self.dense, self.dense_steps, seconds), self.dense),
             self.sparse_steps + b.cast(off, "float64"),
             self.dense_steps + b.cast(on, "float64"),
+            kind,
         )
 
 
-def _smoothed(b: Backend, mean: Array, newest: Array) -> Array:
-    """A running mean (0: none yet) with one more.  One long interruption moves it little; a fall to
-    less than half is taken at once, since then the old ones were no rule."""
+def _smoothed(b: Backend, mean: Array, steps: Array, newest: Array) -> Array:
+    """A mean of so many steps with one more.  Later it runs: one long interruption moves it little; a fall
+    to less than half is taken at once, since then the old ones were no rule."""
     near = mean + 0.2 * (b.minimum(newest, 2 * mean) - mean)
-    return b.where((mean > 0) & (newest > 0.5 * mean), near, newest)
+    running = b.where(newest > 0.5 * mean, near, newest)
+    return b.where(steps >= ENOUGH, running, mean + (newest - mean) / (steps + 1))
 
 
 class StepClock:
@@ -68,7 +76,7 @@ class StepClock:
         self._duration = 0.0
         self._own = 0.0  # seconds in the calls before the latest
         self._began: float | None = None  # when the first result of the last step was in
-        self._wholes = Wholes(*np.zeros(4))
+        self._wholes = Wholes(*np.zeros(len(Wholes._fields)))
 
     @property
     def steps(self) -> int:

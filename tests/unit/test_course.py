@@ -69,6 +69,19 @@ def test_a_link_that_becomes_slow_is_noticed():
     assert not any(kinds[1000:])
 
 
+@pytest.mark.parametrize("share", [None, 0.1])
+def test_a_step_that_takes_longer_than_its_parts_bears_more(share):
+    tuned = restate(adaptive(cost=SLOW, share=share), DIMENSION, 2).adaptive
+
+    def price(whole, fixed=0.02, variable=0.004):
+        heading = course.Heading(*map(np.float64, (100, 100.0, 0, 10_000)))
+        totals = course.Totals(*map(np.float64, (1, 1, fixed, variable, whole, 0)))
+        return course.follow(NUMPY, tuned, np.float64(0.3), heading, totals)[0].price
+
+    assert price(0.08 + 0.004) == price(0.0, fixed=0.08) < price(0.0)
+    assert price(0.02) == price(0.0)  # where the backward pass hides some of it
+
+
 @pytest.mark.parametrize("compute", [0.01, 1.0])
 def test_a_stated_time_is_not_measured(compute):
     cost = LinkTime(PayloadBits(1), bandwidth=1e8, compute=compute)

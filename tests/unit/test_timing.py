@@ -1,6 +1,9 @@
 """The clock of a step, told from a fake one."""
 
-from hvd_adaptive.core.timing import KEPT, StepClock
+import numpy as np
+
+from hvd_adaptive.core.numpy_backend import NUMPY
+from hvd_adaptive.core.timing import ENOUGH, KEPT, StepClock, Wholes
 
 
 class Fake:
@@ -60,3 +63,13 @@ def test_several_results_of_one_step_count_once():
     for _ in range(3):
         step(clock, fake, [1.0, 1.0, 1.0], [0.5, 0.5, 0.5])
     assert clock.compute == 3.0
+
+
+def test_the_first_step_of_a_kind_is_not_counted():
+    wholes = Wholes(*np.zeros(len(Wholes._fields)))
+    for seconds, dense in [(0.3, False)] * 5 + [(0.3, True)] + [(1.4, True)] * ENOUGH + [(1.4, False)]:
+        wholes = wholes.after(NUMPY, np.float64(seconds), np.bool_(dense))
+    np.testing.assert_allclose(wholes.told(NUMPY), (0.3, 1.4))
+    for seconds in (0.3, 3.0, 0.3, 0.3):  # and an interruption hardly does
+        wholes = wholes.after(NUMPY, np.float64(seconds), np.bool_(False))
+    assert 0.3 < wholes.sparse < 0.36
