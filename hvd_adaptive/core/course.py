@@ -37,8 +37,9 @@ DENSE_SHARE = 0.1
 """Progress: everything is sent where that takes no more than this share of a step's modelled cost, and
 no share is given.  Compression itself takes time, which cost models do not know."""
 
-DENSE_WORTH = 1.1
-"""Sparse steps that a dense one is worth: training takes that many more of them, or even more."""
+DENSE_WORTH = 1.25
+"""Sparse steps that a dense one is taken to be worth.  A long training takes a tenth more of them, a short
+one several times as many, and two measured times within a quarter of each other may be the same."""
 
 LIKELY = 2.0
 """Dense steps are tried again where they took no more than so many times a sparse one."""
