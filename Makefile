@@ -34,7 +34,7 @@ test: setup
 	$(call phase,lint,$(PY) -m ruff check . && $(PY) -m ruff format --check .)
 	$(call phase,types,$(PY) -m mypy)
 	$(call phase,docs,NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet)
-	$(call phase,unit,$(PY) -m pytest tests/unit)
+	$(call phase,unit,$(PY) -m pytest tests/unit -n auto)
 	$(call phase,parallel,$(PY) -m pytest tests/parallel)
 
 clean:
