@@ -46,7 +46,7 @@ def main() -> None:
     for folder in list(site.rglob("__pycache__")):
         shutil.rmtree(folder, ignore_errors=True)
     for framework in Target.inspect(sys.executable).frameworks:  # nothing was removed that it needs
-        program = f"import horovod.{framework} as hvd; hvd.init(); print(hvd.gloo_built())"
+        program = f"import horovod.{framework} as hvd; assert hvd.gloo_built()"
         subprocess.run([sys.executable, "-B", "-c", program], check=True)
 
 
