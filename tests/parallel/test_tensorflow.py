@@ -121,7 +121,7 @@ def recipes_by_tape(names):
 @pytest.mark.parametrize("size", [2, 4])
 def test_recipes_by_tape(horovodrun, size):
     """T1, T16, T65."""
-    names = list(RECIPES) if size == 2 else ["adaptive"]
+    names = list(RECIPES) if size == 2 else ["topk", "adaptive"]
     run = horovodrun(recipes_by_tape, names, np=size, timeout=1500)
     for rank, found in enumerate(run.results):
         for name in names:
