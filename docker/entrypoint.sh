@@ -36,10 +36,10 @@ find_hosts() {
     getent ahostsv4 "${HVD_WORKERS:-worker}" | awk '{print $1}' | sort -u | sed 's/$/:1/' | paste -sd, -
 }
 
+echo "${1:-worker}" > "$HOME/.role"  # for the health check
 case "${1:-worker}" in
 worker)
     make_keys
-    echo worker > "$HOME/.role"
     exec /usr/sbin/sshd -D -e -f /etc/hvd/sshd_config
     ;;
 launcher)
