@@ -116,6 +116,10 @@ class Cluster:
     def wait_until_healthy(self, seconds=120):
         until = time.monotonic() + seconds
         for index in range(1, len(self.machines)):
+            # buildah cannot enter a container while it is being started
+            while "listening" not in (self.logs / f"worker-{index}.log").read_text():
+                assert time.monotonic() < until, (self.logs / f"worker-{index}.log").read_text()
+                time.sleep(0.2)
             check = self.words(index, self.config["Healthcheck"]["Test"][1:])
             while subprocess.run(check, capture_output=True, stdin=subprocess.DEVNULL).returncode != 0:
                 assert time.monotonic() < until, (self.logs / f"worker-{index}.log").read_text()
