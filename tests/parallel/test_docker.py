@@ -152,7 +152,7 @@ def test_the_demo_over_four_containers(cluster):
     assert "4 ranks on h2:1,h3:1,h4:1,h5:1" in output
     assert "Handwritten digits, 4 processes" in output
     for title in ("dense", "fp16", "top-k 1 %", "adaptive"):
-        assert re.search(rf"torch\s+{title}\s+\d+\.\d ?%", output), output
+        assert re.search(rf"torch\s+{title}\s+\d+\.\d%", output), output
     summary = json.loads((cluster.runs / "demo" / "summary.json").read_text())
     assert [run["recipe"] for run in summary["runs"]] == ["dense", "fp16", "topk", "adaptive"]
     assert (cluster.runs / "demo" / "loss.png").stat().st_size > 1000

@@ -123,7 +123,6 @@ def test_torch_ranks_are_killed_and_others_come(horovodrun, tmp_path):
         np=2,
         discovery=script,
         timeout=100 * KILLS,
-        env={"HOROVOD_CYCLE_TIME": "1"},
     )
     found = reports(tmp_path)
     assert len(found) == 2, run.output[-6000:]
@@ -212,7 +211,7 @@ def test_a_keras_rank_is_killed_and_another_comes(horovodrun, tmp_path):
         np=2,
         discovery=discover(tmp_path, HOSTS[:2]),
         timeout=250,
-        env={"HOROVOD_CYCLE_TIME": "1", "TF_USE_LEGACY_KERAS": "0"},
+        env={"TF_USE_LEGACY_KERAS": "0"},
     )
     found = reports(tmp_path)
     assert len(found) == 2, run.output[-6000:]

@@ -135,16 +135,15 @@ def compressed(log_dir):
     hvd.init()
     small = {"dense_below": 64}
     passes = {"sparse_as_dense": True, "backward_passes_per_step": 2, "average_aggregated_gradients": True}
-    ways = {
-        "topk": lambda: _trained("sgd", {}, compression=Compression.topk(ratio=0.2, **small)),
-        "adaptive": lambda: _trained("sgd", {"groups": 1}, compression=Compression.adaptive(**small)),
-        "lossless": lambda: _trained("adam", {}, compression=Compression.topk(ratio=1.0, **small)),
-        "fp16": lambda: _trained("adam", {}, compression=hvd.Compression.fp16),
-        "embedding in passes": lambda: _trained(
+    found = {
+        "topk": _trained("sgd", {}, compression=Compression.topk(ratio=0.2, **small)),
+        "adaptive": _trained("sgd", {"groups": 1}, compression=Compression.adaptive(**small)),
+        "lossless": _trained("adam", {}, compression=Compression.topk(ratio=1.0, **small)),
+        "fp16": _trained("adam", {}, compression=hvd.Compression.fp16),
+        "embedding in passes": _trained(
             "sgd", passes, joined=2, embedding=True, compression=Compression.topk(ratio=1.0, **small)
         ),
     }
-    found = {name: way() for name, way in ways.items()}
     x, y = _data()
     rows = slice(hvd.rank(), None, hvd.size())
     models, compressors = [], []

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_adaptive.core import link
@@ -17,7 +17,6 @@ LINK = Link(4, Line(3e-3, 3e-8), Line(6e-3, 2e-8), compute=0.05)
 
 
 @given(st.floats(1e-6, 1e-1), st.floats(1e-11, 1e-6))
-@settings(deadline=None)
 def test_the_fit_finds_the_line(fixed, per_byte):
     line = link.fit([(4 * count, fixed + per_byte * 4 * count) for count in link.SIZES])
     assert line.fixed == pytest.approx(fixed, rel=1e-6, abs=1e-7)
