@@ -38,6 +38,8 @@ _ALL = (
     Contestant("topk10", "top-k 10 %", "horovod", "allgather"),
     Contestant("topk1", "top-k 1 %", "horovod", "allgather"),
     Contestant("topk0.1", "top-k 0.1 %", "horovod", "allgather"),
+    Contestant("lowrank4", "low rank, 4", "horovod"),
+    Contestant("lowrank16", "low rank, 16", "horovod"),
     Contestant("adaptive", "adaptive", "horovod", "allgather", by_link=True),
     Contestant("calibrated", "adaptive, calibrated", "horovod", "allgather", by_link=True),
     Contestant("ddp", "DDP, dense", "gloo"),
@@ -50,6 +52,7 @@ _ALL = (
 CONTESTANTS = {one.name: one for one in _ALL}
 
 RATIOS = {"topk10": 0.1, "topk1": 0.01, "topk0.1": 0.001}
+RANKS = {"lowrank4": 4, "lowrank16": 16}
 
 
 def contestant(name: str) -> Contestant:
@@ -143,6 +146,8 @@ def _compression(name: str, model: nn.Module, calibrated: Path | None) -> Any:
     named = model.named_parameters()
     if name in RATIOS:
         return Compression.topk(named, ratio=RATIOS[name])
+    if name in RANKS:
+        return Compression.lowrank(named, rank=RANKS[name])
     if name == "adaptive":
         return Compression.adaptive(named)
     if name == "calibrated":

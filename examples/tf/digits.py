@@ -28,6 +28,7 @@ RECIPES = {
     "fp16": lambda variables, cost: Compression.fp16,
     "topk": lambda variables, cost: Compression.topk(variables, ratio=0.01),
     "randk": lambda variables, cost: Compression.randk(variables, ratio=0.01),
+    "lowrank": lambda variables, cost: Compression.lowrank(variables, rank=4),
     "sign": lambda variables, cost: Compression.sign(variables),
     "adaptive": lambda variables, cost: Compression.adaptive(variables, cost=cost, share=0.1),
 }

@@ -29,6 +29,7 @@ RECIPES = {
     "fp16": lambda named, cost: Compression.fp16,
     "topk": lambda named, cost: Compression.topk(named, ratio=0.01),
     "randk": lambda named, cost: Compression.randk(named, ratio=0.01),
+    "lowrank": lambda named, cost: Compression.lowrank(named, rank=4),
     "sign": lambda named, cost: Compression.sign(named),
     "adaptive": lambda named, cost: Compression.adaptive(named, cost=cost, share=0.1),
 }

@@ -24,6 +24,7 @@ RECIPES = {
     "fp16": lambda named: Compression.fp16,
     "topk": lambda named: Compression.topk(named, ratio=0.01),
     "randk": lambda named: Compression.randk(named, ratio=0.01),
+    "lowrank": lambda named: Compression.lowrank(named, rank=4),
     "sign": lambda named: Compression.sign(named),
     "adaptive": lambda named: Compression.adaptive(named),
 }

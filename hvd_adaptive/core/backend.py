@@ -7,8 +7,8 @@ that the caller has not imported already.
 Conventions
 -----------
 * dtypes are named by strings: ``float16 bfloat16 float32 float64 uint8 int32 int64 bool``.
-* arrays are one-dimensional unless stated otherwise; functions return new arrays and never
-  write to their arguments, but for those whose name ends in ``_`` (as in torch).
+* arrays are one-dimensional unless stated otherwise (matrices are row-major); functions return new
+  arrays and never write to their arguments, but for those whose name ends in ``_`` (as in torch).
 * ``like=`` names an array whose device (and graph) a new array shares.
 * integer arithmetic is two's complement and wraps; ``+ - * & |`` and comparisons are the
   arrays' own operators, as is slicing with ``[a:b]``.
@@ -124,6 +124,20 @@ class Backend(Protocol):
 
     def clear_(self, x: Array) -> Array:
         """Zeros in the place of ``x``."""
+
+    # -- matrices, float32
+    def matmul(self, x: Array, y: Array) -> Array: ...
+
+    def transpose(self, x: Array) -> Array: ...
+
+    def orthonormal(self, x: Array) -> Array:
+        """Orthonormal rows, of which the first k span the first k rows of ``x`` (k x n, k <= n)."""
+
+    def product(self, x: Array, y: Array, room: Array | None) -> Array:
+        """x^T y of ``x`` (k x n) and ``y`` (k x m), flat; may lie in the storage of ``room``."""
+
+    def subtract_product_(self, z: Array, x: Array, y: Array) -> Array:
+        """The flat ``z`` less x^T y; may reuse its storage."""
 
     # -- control
     def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:

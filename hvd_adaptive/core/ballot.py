@@ -23,8 +23,8 @@ from .numpy_backend import NUMPY
 _BASE = 8
 _DIGITS = 6
 
-_MEMBERS = 8  # where the rank begins
-_SETTINGS = 10  # where the digits begin
+_MEMBERS = 9  # where the rank begins
+_SETTINGS = 11  # where the digits begin
 
 _PHASE = _SETTINGS + _DIGITS
 
@@ -43,6 +43,7 @@ def make(
     variable: Any,
     sparse_time: Any,
     dense_time: Any,
+    alternative: Any,
     rank: Any,
     fingerprint: int,
     phase: Any,
@@ -52,13 +53,14 @@ def make(
     ``nonfinite`` boolean; ``improvement``: of what is sent, and ``energy``: of what could be, in
     squared gradient units; ``fixed`` and ``variable``: cost that does not and that does depend on
     how much is sent, in the cost model's unit; ``sparse_time`` and ``dense_time``: seconds that a step
-    of either kind takes on this rank, 0 where that is not known; ``rank``: this one's, globally;
+    of either kind takes on this rank, 0 where that is not known; ``alternative``: the improvement of the
+    other form of a message, where one is being tried; ``rank``: this one's, globally;
     ``fingerprint``: of the settings; ``phase``: 0 to 7, where in the training this rank stands.
     """
     measured = (
         b.cast(x, "float32")
         for x in (
-            *(nonfinite, improvement, energy, fixed, variable, sparse_time, dense_time),
+            *(nonfinite, improvement, energy, fixed, variable, sparse_time, dense_time, alternative),
             *(rank, rank * rank),
         )
     )
@@ -90,6 +92,7 @@ class Tally:
     variable: Any
     sparse_time: Any
     dense_time: Any
+    alternative: Any
     nonfinite: Any
     same_settings: Any
     same_members: Any
@@ -118,6 +121,7 @@ def read(b: Backend, reduced: Array, ranks: Sequence[int], fingerprint: int, pha
         variable=mean[5],
         sparse_time=mean[6],
         dense_time=mean[7],
+        alternative=mean[8],
         nonfinite=nonfinite(reduced),
         same_settings=settings < 0.5 / count,
         same_members=b.sum(b.cast(distance > 1e-8 + 1e-4 * expected, "int64")) == 0,

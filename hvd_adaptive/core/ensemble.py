@@ -18,21 +18,23 @@ from .worker import Worker
 class Ensemble:
     """``count`` workers that train one model.
 
-    ``b``: the backend of the gradients.  ``dimensions`` maps the names of the model's tensors to
-    their numbers of elements.
+    ``b``: the backend of the gradients.  ``shapes`` maps the names of the model's tensors to
+    their shapes, or numbers of elements.
     """
 
-    def __init__(self, b: Backend, recipe: Recipe, dimensions: Mapping[str, int], count: int) -> None:
+    def __init__(
+        self, b: Backend, recipe: Recipe, shapes: Mapping[str, int | Sequence[int]], count: int
+    ) -> None:
         self._b = b
-        self.workers = [Worker(b, recipe, dimensions) for _ in range(count)]
+        self.workers = [Worker(b, recipe, shapes) for _ in range(count)]
         for rank, worker in enumerate(self.workers):
             worker.meet(range(count), rank)
         self._first, self._later = self.workers[0].buckets(first=True), self.workers[0].buckets()
 
     @property
-    def rides(self) -> bool:
-        """Whether values ride the ring in sparse steps."""
-        return self.workers[0].rides
+    def riding(self) -> int:
+        """Values that rode the ring in the last step, where that was a sparse one."""
+        return self.workers[0].riding
 
     def reduce(self, gradients: Sequence[Sequence[Array]]) -> list[Array]:
         """The average that every worker would hold, flat and float32, one for each tensor.
@@ -65,7 +67,7 @@ class Ensemble:
             aggregate = workers[0].incoming(contexts[0], ring, messages)
             for worker, context in zip(workers[1:], contexts[1:], strict=True):
                 worker.settle(context, ring)
-                worker.learn(context, messages)
+                worker.learn(context, ring, messages)
         whole = 32 * b.length(aggregate)
         for worker, context, own in zip(workers, contexts, words, strict=True):
             received = bits + 32 * (sum(words) - own)

@@ -16,6 +16,10 @@ _DTYPES = {
 }  # fmt: skip
 
 
+_BLOCK = 1 << 16
+"""Elements of a product at a time."""
+
+
 class NumpyBackend:
     name = "numpy"
 
@@ -120,6 +124,27 @@ class NumpyBackend:
     def clear_(self, x: Array) -> Array:
         x[...] = 0
         return x
+
+    def matmul(self, x: Array, y: Array) -> Array:
+        return x @ y
+
+    def transpose(self, x: Array) -> Array:
+        return x.T
+
+    def orthonormal(self, x: Array) -> Array:
+        return np.ascontiguousarray(np.linalg.qr(x.T)[0].T)
+
+    def product(self, x: Array, y: Array, room: Array | None) -> Array:
+        out = None if room is None else room.reshape(x.shape[1], y.shape[1])
+        return np.matmul(x.T, y, out=out).reshape(-1)
+
+    def subtract_product_(self, z: Array, x: Array, y: Array) -> Array:
+        whole = z.reshape(x.shape[1], y.shape[1])
+        step = max(1, _BLOCK // y.shape[1])
+        for begin in range(0, len(whole), step):  # so that the product stays in the cache
+            part = whole[begin : begin + step]
+            np.subtract(part, x[:, begin : begin + step].T @ y, out=part)
+        return z
 
     def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
         return if_true() if bool(predicate) else if_false()

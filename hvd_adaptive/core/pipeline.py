@@ -18,13 +18,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from . import ballot, kernels, message, scan, selection
-from .backend import Array, Backend
+from .backend import Array, Backend, backend_of
 from .cost import LinkTime
+from .form import FEWEST, Trial
 from .memory import ErrorFeedback
+from .numpy_backend import NUMPY
 from .policy import Adaptive, Control, Led, Scanning, sends_all
-from .recipe import Recipe
-from .values import NOTHING
+from .recipe import INDEX_BITS, Recipe
+from .values import NOTHING, value_kind
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Pending(NamedTuple):
     """What a worker remembers between :func:`compress` and :func:`decompress`.
 
     ``indices``: of what was sent (int64; in a dense step none is needed).  ``note``: what the memory
-    asked to be remembered of it.  ``sparsity``: T.
+    asked to be remembered of it, or the values along directions.  ``sparsity``: the number of values.
     """
 
     indices: Array
@@ -103,12 +107,65 @@ def phase(control: Control) -> Any:
 def gathers(plan: Plan, control: Control) -> bool:
     """Whether the step's message goes through an allgather (of plain, not traced, control)."""
     rides = plan.recipe.shared and not led(plan)
-    return control.first or not (control.dense or rides or small(plan))
+    return control.first or not (control.dense or rides or small(plan) or projects(plan, control))
 
 
 def led(plan: Plan) -> bool:
     """Whether some ranks name the coordinates that all send."""
     return isinstance(plan.recipe.policy, Led)
+
+
+def projects(plan: Plan, control: Control) -> Any:
+    """Whether a step that is not dense sends the tensor along directions."""
+    low = plan.recipe.lowrank
+    if low is None or control.first or small(plan):
+        return False
+    if plan.recipe.adaptive is None:
+        return True
+    return control.trial.goes_on & (control.price > 0) & (used(plan, control) >= min(FEWEST, low.rank))
+
+
+def used(plan: Plan, control: Control) -> Any:
+    """How many directions are sent: a number, or a scalar of a graph."""
+    tuned, low = plan.recipe.adaptive, plan.recipe.lowrank
+    assert low is not None
+    if tuned is None:
+        return low.rank
+    if isinstance(control.price, (int, float)):  # what all ranks know on the host need not come from a device
+        return int(tuned.used(NUMPY, np.zeros(0), plan.dimension, control, _coordinate_bits(plan)))
+    return tuned.used(
+        backend_of(control.price), control.price, plan.dimension, control, _coordinate_bits(plan)
+    )
+
+
+def _coordinate_bits(plan: Plan) -> int:
+    return value_kind(plan.recipe.values).bits + INDEX_BITS
+
+
+def along(b: Backend, plan: Plan, control: Control, values: Array, storage: Array | None = None) -> Array:
+    """What ``values`` along the directions say of the tensor: float32[d], in ``storage`` if there is any."""
+    low = plan.recipe.lowrank
+    assert low is not None
+    return low.spread(b, control, values, used(plan, control), storage)
+
+
+def learnt(
+    b: Backend, plan: Plan, control: Control, ring: Array, tally: ballot.Tally
+) -> tuple[Array | None, Trial]:
+    """The directions of the next step, and how they have done, from what all ranks have received of this."""
+    low, tuned = plan.recipe.lowrank, plan.recipe.adaptive
+    now, trial = control.directions, control.trial
+    if low is None or control.first or small(plan):
+        return now, trial
+    values, number = ring[ballot.SIZE :], used(plan, control)
+    sent = projects(plan, control) & (control.dense == False) & (tally.nonfinite == False)  # noqa: E712
+    sent = b.constant(sent, "bool", ring)
+    now = b.cond(sent, lambda: low.following(b, control, values, number), lambda: now)
+    if tuned is not None:
+        host = NUMPY if isinstance(tally.improvement, float) else b
+        after = trial.after(host, tally.improvement, tally.alternative)
+        trial = b.cond(sent, lambda: after, lambda: trial)
+    return now, trial
 
 
 def all_finite(b: Backend, x: Array) -> Array:
@@ -146,7 +203,8 @@ def compress(
     tuned = plan.recipe.adaptive
     weighs = tuned is not None and tuned.objective == "energy"
     energy = b.sum(x * x) if weighs else b.constant(0.0, "float32", x)
-    nothing = b.zeros(0, "int32", x)
+    nothing, none = b.zeros(0, "int32", x), b.constant(0.0, "float32", x)
+    projecting, low = projects(plan, control), plan.recipe.lowrank
 
     def support() -> Array:
         if candidates is None:
@@ -166,11 +224,11 @@ def compress(
         received = message.decoded_values(values, kind)
         unsent = values - received
         improvement = b.sum(values * values - unsent * unsent)
-        return b.zeros(0, "float32", x), words, indices, memory.note(values, received), improvement
+        return b.zeros(0, "float32", x), words, indices, memory.note(values, received), improvement, none
 
     def everything() -> tuple[Array, ...]:
         indices, note = memory.note_all(b, x)
-        return x, nothing, indices, note, energy
+        return x, nothing, indices, note, energy, none
 
     def shared() -> tuple[Array, ...]:
         indices = policy.support(b, x, control)
@@ -180,18 +238,27 @@ def compress(
         note, improvement = memory.note(values, values), b.sum(values * values)
         if control.first:
             words = message.encode(indices, values, plan.dimension, "fp32")
-            return b.zeros(0, "float32", x), words, indices, note, improvement
+            return b.zeros(0, "float32", x), words, indices, note, improvement, none
         if isinstance(policy, Led) and policy.leads(plan.position, plan.world_size, control.step):
             named = policy.following(b, x, control, plan.world_size)
             length = b.length(named)
             words = message.encode(named, b.zeros(length, "float32", x), plan.dimension, NOTHING.name)
-            return values, words, indices, note, improvement
-        return values, nothing, indices, note, improvement
+            return values, words, indices, note, improvement, none
+        return values, nothing, indices, note, improvement, none
+
+    def projected() -> tuple[Array, ...]:
+        assert low is not None
+        number = used(plan, control)
+        values = low.project(b, x, control, number)
+        other = none if tuned is None else tuned.alternative(b, x, number, _coordinate_bits(plan))
+        return values, nothing, b.zeros(0, "int64", x), values, b.sum(values * values), other
+
+    def chosen() -> tuple[Array, ...]:
+        way = shared if plan.recipe.shared and not small(plan) else sparse
+        return way() if low is None else b.cond(b.constant(projecting, "bool", x), projected, way)
 
     send_all = b.constant(rides(plan, control) or control.dense, "bool", x)
-    riding, words, indices, note, improvement = b.cond(
-        send_all, everything, shared if plan.recipe.shared and not small(plan) else sparse
-    )
+    riding, words, indices, note, improvement, alternative = b.cond(send_all, everything, chosen)
     if tuned is None:
         fixed = variable = sparse_time = dense_time = b.constant(0.0, "float32", x)
     else:
@@ -201,6 +268,9 @@ def compress(
         )
         fixed = plan.share * tuned.cost.fixed + compute
         variable = _variable(b, plan, tuned, indices, words, control.first)
+        if low is not None:
+            ring = b.cast(b.constant(used(plan, control), "float32", x), "float32") * tuned.direction
+            variable = b.where(b.constant(projecting, "bool", x) & (send_all == False), ring, variable)  # noqa: E712
     vote = ballot.make(
         b,
         x,
@@ -211,6 +281,7 @@ def compress(
         variable=variable,
         sparse_time=sparse_time,
         dense_time=dense_time,
+        alternative=alternative,
         rank=b.constant(plan.rank, "float32", x),
         fingerprint=plan.fingerprint,
         phase=phase(control),
@@ -218,7 +289,7 @@ def compress(
     sparsity = b.cond(
         send_all,
         lambda: b.constant(plan.dimension, "int64", x),
-        lambda: b.cast(b.constant(b.length(indices), "int64", x), "int64"),
+        lambda: b.cast(b.constant(b.length(note), "int64", x), "int64"),
     )
     return Outgoing(b.concat([vote, riding]), words), Pending(indices, note, sparsity), kept
 
@@ -235,7 +306,7 @@ def _swept(
     if small(plan) or sends_all(policy) or not isinstance(policy, Scanning):
         return None
     total, own = kernels.host(b, residual), kernels.host(b, flat)
-    if total is None or own is None or bool(control.dense):
+    if total is None or own is None or bool(control.dense) or projects(plan, control):
         return None
     drawn = selection.sample(b, residual) + selection.sample(b, flat)
     threshold = float(policy.threshold(b, drawn, plan.dimension, control))
@@ -247,16 +318,18 @@ def _variable(b: Backend, plan: Plan, tuned: Adaptive, indices: Array, words: Ar
     """The cost of a message beyond its fixed part: of the bits that are sent, where it is a time, and
     of the coordinates by the cost model, where another unit says what counts."""
 
-    def number(x: Array) -> Array:
-        return b.cast(b.constant(b.length(x), "float32", words), "float32")
-
     if not isinstance(tuned.cost, LinkTime):
         own = tuned.cost.for_dimension(max(1, plan.dimension))
-        return number(indices) * own.marginal() + own.head
-    sent = number(words) * 32
+        return _bits(b, indices) / 32 * own.marginal() + own.head
+    sent = _bits(b, words)
     if not led(plan) or first:
         return sent * tuned.cost.per_bit
-    return number(indices) * 32 * tuned.cost.per_bit + sent * (1 / tuned.cost.bandwidth)
+    return _bits(b, indices) * tuned.cost.per_bit + sent * (1 / tuned.cost.bandwidth)
+
+
+def _bits(b: Backend, x: Array) -> Array:
+    """Those of as many 32-bit words as ``x`` has elements: a float32 scalar."""
+    return b.cast(b.constant(b.length(x), "float32", x), "float32") * 32
 
 
 def decompress(
@@ -305,8 +378,16 @@ def aggregated(
         return b.put_(empty, pending.indices, riding)
 
     shared = plan.recipe.shared and not small(plan) and not control.first
+
+    def parts() -> Array:
+        way = spread if shared else gathered
+        if plan.recipe.lowrank is None:
+            return way()
+        projecting = b.constant(projects(plan, control), "bool", ring)
+        return b.cond(projecting, lambda: along(b, plan, control, riding, incoming.storage), way)
+
     whole = b.constant(rides(plan, control) or control.dense, "bool", ring)
-    aggregate = b.cond(whole, lambda: riding, spread if shared else gathered)
+    aggregate = b.cond(whole, lambda: riding, parts)
     nan, bad = b.constant(float("nan"), "float32", ring), ballot.nonfinite(ring)
     if residual is None or not keeps(plan):
         return b.cond(bad, lambda: aggregate + nan, lambda: aggregate), residual
@@ -343,12 +424,24 @@ def settled(
     if not keeps(plan):
         return b.cond(ballot.nonfinite(ring), lambda: residual, lambda: None)
     memory, whole = plan.recipe.memory, small(plan) or sends_all(plan.recipe.policy)
+    low = plan.recipe.lowrank
+
+    def parts() -> Array:
+        return memory.remainder(b, residual, pending.indices, pending.note, whole)
+
+    def remainder() -> Array:
+        if low is None:
+            return parts()
+        number = used(plan, control)
+        projecting = b.constant(projects(plan, control), "bool", ring)
+        return b.cond(projecting, lambda: low.less(b, residual, control, pending.note, number), parts)
+
     return b.cond(
         ballot.nonfinite(ring),
         lambda: residual,
         lambda: b.cond(
             b.constant(rides(plan, control) or control.dense, "bool", ring),
             lambda: memory.cleared(b, residual, pending.note),
-            lambda: memory.remainder(b, residual, pending.indices, pending.note, whole),
+            remainder,
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -65,9 +66,13 @@ class Choice:
         tuned = (recipe.adaptive for recipe in (self.recipe, *(r for _, r in self.overrides)))
         return any(policy is not None and policy.objective == "energy" for policy in tuned)
 
-    def of(self, name: str) -> Recipe:
-        """The recipe of the tensor called ``name``."""
+    def named(self, name: str) -> Recipe:
+        """The recipe of the tensor called ``name``, whatever its shape."""
         return next((r for pattern, r in self.overrides if fnmatchcase(name, pattern)), self.recipe)
+
+    def of(self, name: str, shape: Sequence[int]) -> Recipe:
+        """The recipe of the tensor called ``name``, fitted to its shape."""
+        return self.named(name).fitted(shape)
 
 
 def choose(recipe: Any, overrides: Mapping[str, Any] | None, names: Sequence[str]) -> Choice:
@@ -88,7 +93,7 @@ def choose(recipe: Any, overrides: Mapping[str, Any] | None, names: Sequence[str
                 f"overrides: {pattern!r} matches no parameter; the nearest is {close[0]!r}"
             )
     choice = Choice(from_config(recipe), tuple(pairs))
-    tuned = [tuned for tuned in (choice.of(name).adaptive for name in names) if tuned is not None]
+    tuned = [tuned for tuned in (choice.named(name).adaptive for name in names) if tuned is not None]
     if len({(one.cost, one.objective, one.share) for one in tuned}) > 1:
         raise ConfigurationError(
             "overrides: one price tunes all adaptive tensors, so give every adaptive recipe the same cost=, "
@@ -115,18 +120,19 @@ def gathering(choice: Choice) -> Choice:
 
 def plan(
     choice: Choice,
-    dimensions: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
     world_size: int,
     rank: Any,
     link: Link | None = None,
     position: int = 0,
 ) -> dict[str, Plan]:
-    """A plan for each tensor: ``dimensions`` maps names to numbers of elements, in model order.
+    """A plan for each tensor: ``shapes`` maps names to shapes, in model order.
 
     ``rank``: this worker's among all, a number or a scalar array.  ``link``: where it was measured.
     ``position``: this worker's among those that take part.
     """
-    recipes = {name: choice.of(name) for name in dimensions}
+    dimensions = {name: math.prod(shape) for name, shape in shapes.items()}
+    recipes = {name: choice.of(name, shape) for name, shape in shapes.items()}
     tuned = [n for n, r in recipes.items() if r.adaptive is not None and not r.spares(dimensions[n])]
     total = max(1, sum(dimensions[name] for name in tuned))
     mark = choice.fingerprint

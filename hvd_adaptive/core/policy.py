@@ -15,8 +15,10 @@ from typing import Any
 
 from . import selection
 from .backend import Array, Backend
-from .cost import CostModel
+from .cost import CostModel, LinkTime
 from .errors import ConfigurationError
+from .form import Trial
+from .lowrank import LowRank
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,10 @@ class Control:
     everything is sent this step.  The times are this rank's own, in seconds: ``compute`` of a step
     without communication, ``sparse_time`` and ``dense_time`` of a whole step of either kind; 0 where
     they are not known.  ``support``: what all ranks send of this tensor, where that is known from the
-    step before.  ``first``: the ranks have not compared their settings yet, so every tensor is sent in
-    the one form that does not depend on them, a ballot and a message that describes itself.
+    step before.  ``directions``: the tensor's, as :mod:`hvd_adaptive.core.lowrank` keeps them (None: those
+    of the start).  ``trial``: how they have done, where coordinates could be sent instead.  ``first``: the
+    ranks have not compared their settings yet, so every tensor is sent in the one form that does not
+    depend on them, a ballot and a message that describes itself.
     """
 
     step: Any = 0
@@ -40,6 +44,8 @@ class Control:
     dense_time: Any = 0.0
     first: bool = False
     support: Any = None
+    directions: Any = None
+    trial: Trial = Trial()
 
 
 def count(ratio: float, dimension: int) -> int:
@@ -133,6 +139,7 @@ class Adaptive(Scanning):
     objective: str = "energy"
     share: float | None = None
     auto: bool = False
+    lowrank: LowRank | None = None
 
     def __post_init__(self) -> None:
         _ratio("first_ratio", self.first_ratio)
@@ -155,11 +162,7 @@ class Adaptive(Scanning):
 
     def threshold(self, b: Backend, drawn: Array, dimension: int, control: Control) -> Array:
         if self.objective == "progress":
-            one_in = b.cast(b.constant(control.price, "float64", drawn), "float64")
-            one_in = b.where(one_in > 0, one_in, 1 / self.first_ratio)
-            number = b.cast(dimension / one_in, "int64") + 1
-            number = b.minimum(number, b.constant(dimension, "int64", drawn))
-            return selection.near_threshold(b, drawn, dimension, number)
+            return selection.near_threshold(b, drawn, dimension, self.number(b, drawn, dimension, control))
         price = b.cast(b.constant(control.price, "float32", drawn), "float32")
         toll = price * self.marginal(dimension)
         return b.cond(
@@ -170,6 +173,42 @@ class Adaptive(Scanning):
 
     def chosen(self, b: Backend, x: Array, candidates: Array, control: Control) -> Array:
         return selection.some(b, x, candidates)
+
+    def number(self, b: Backend, like: Array, dimension: int, control: Control) -> Array:
+        """T, where progress is the objective: an int64 scalar."""
+        one_in = b.cast(b.constant(control.price, "float64", like), "float64")
+        one_in = b.where(one_in > 0, one_in, 1 / self.first_ratio)
+        number = b.cast(dimension / one_in, "int64") + 1
+        return b.minimum(number, b.constant(dimension, "int64", like))
+
+    def used(self, b: Backend, like: Array, dimension: int, control: Control, bits: float) -> Array:
+        """The directions that cost on a ring what T coordinates of so many ``bits`` cost where they are
+        gathered: an int64 scalar."""
+        low = self.lowrank
+        assert low is not None
+        number = b.cast(self.number(b, like, dimension, control), "float64") / self._worth(bits)
+        return b.minimum(b.cast(number, "int64"), b.constant(low.rank, "int64", like))
+
+    def alternative(self, b: Backend, x: Array, used: Any, bits: float) -> Array:
+        """About the squares of as many of the largest coordinates of ``x`` as cost what so many directions
+        do, by a sample: a float32 scalar."""
+        drawn, dimension = selection.sample(b, x), int(x.shape[0])
+        number = b.cast(b.cast(b.constant(used, "float64", x), "float64") * self._worth(bits), "int64") + 1
+        number = b.minimum(number, b.constant(dimension, "int64", x))
+        largest = b.abs(drawn) >= selection.near_threshold(b, drawn, dimension, number)
+        return b.sum(b.where(largest, drawn * drawn, 0.0)) * (dimension / int(drawn.shape[0]))
+
+    @property
+    def direction(self) -> float:
+        """The cost of a direction, in the mean of two steps: one sends a value per row, one per column."""
+        low, cost = self.lowrank, self.cost
+        assert low is not None and isinstance(cost, LinkTime)
+        return 32 * low.matrix.per_rank * cost.ring(cost.payload).per_bit
+
+    def _worth(self, bits: float) -> float:
+        """Coordinates of so many bits that cost as much where they are gathered as a direction on a ring."""
+        assert isinstance(self.cost, LinkTime)
+        return self.direction / (bits * dataclasses.replace(self.cost, collective="allgather").per_bit)
 
     def _priced(self, b: Backend, drawn: Array, dimension: int, toll: Array) -> Array:
         if self.family == "sparsify":  # a coordinate improves the objective by its square
@@ -264,8 +303,14 @@ class Led:
         return (position - step * self.count(workers)) % workers < self.count(workers)
 
     def support(self, b: Backend, x: Array, control: Control) -> Array:
-        """int64 indices, ascending, of what all ranks send now."""
-        return self.then.support(b, x, control) if control.support is None else control.support
+        """int64 indices of what all ranks send now; at random where the step before named none."""
+        if control.support is not None:
+            return control.support
+        if control.first or not isinstance(self.then, Adaptive):
+            return self.then.support(b, x, control)
+        dimension = int(x.shape[0])
+        count = int(self.then.number(b, x, dimension, control))
+        return selection.shared_random(b, x, dimension, count, 0, control.step)
 
     def following(self, b: Backend, x: Array, control: Control, workers: int) -> Array:
         """What this rank names for the next step, as one that leads this one."""
@@ -299,7 +344,7 @@ def sends_all(policy: Policy) -> bool:
     return isinstance(policy, Fixed) and policy.ratio >= 1
 
 
-Policy = Fixed | SharedRandom | Adaptive | Warmup | Led
+Policy = Fixed | SharedRandom | Adaptive | Warmup | Led | LowRank
 
 
 def _ratio(name: str, value: float) -> None:

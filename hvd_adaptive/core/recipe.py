@@ -10,13 +10,14 @@ import dataclasses
 import difflib
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import link
 from .cost import CostModel, LinkTime, PayloadBits, SignPayloadBits
 from .errors import ConfigurationError
+from .lowrank import LowRank
 from .memory import ErrorFeedback, Memory, NoMemory, named
 from .policy import Adaptive, Fixed, Led, Policy, SharedRandom, Warmup
 from .values import KINDS, value_kind
@@ -24,6 +25,12 @@ from .values import KINDS, value_kind
 DENSE_BELOW = 1024
 """Tensors of fewer elements go dense: a message of theirs would cost about as much in latency and
 header as it saves."""
+
+DIRECTIONS = 32
+"""The most that ``adaptive`` sends of a matrix: more save few steps."""
+
+EVERYTHING = 1 << 62
+"""More elements than a tensor has."""
 
 DEFAULT_BANDWIDTH = 1e9
 """Bits per second of the link that ``adaptive`` assumes where it cannot measure one."""
@@ -55,15 +62,37 @@ class Recipe:
             raise ConfigurationError(
                 f"dense_below must be a number of elements, 0 or more, not {self.dense_below!r}"
             )
-        if isinstance(self.policy, SharedRandom) and self.values != "fp32":
+        if isinstance(self.policy, (SharedRandom, LowRank)) and self.values != "fp32":
             raise ConfigurationError(
-                "values must be 'fp32' for randk: its values ride Horovod's allreduce in float32"
+                f"values must be 'fp32' for {self.name}: its values ride Horovod's allreduce in float32"
             )
+        if isinstance(self.policy, LowRank) and not isinstance(self.memory, ErrorFeedback):
+            raise ConfigurationError(f"memory must be 'error_feedback' or 'none' for {self.name}")
 
     @property
     def shared(self) -> bool:
         """Whether all ranks send the same coordinates, so that values can be ring-allreduced."""
-        return isinstance(self.policy, (SharedRandom, Led))
+        return isinstance(self.policy, (SharedRandom, Led, LowRank))
+
+    def fitted(self, shape: Sequence[int]) -> Recipe:
+        """The recipe for a tensor of that shape: what is no matrix is not projected."""
+        tuned, low = self.adaptive, self.lowrank
+        if low is None:
+            return self
+        fitted = low.fitted(shape)
+        if tuned is not None:
+            tuned = dataclasses.replace(tuned, lowrank=fitted)
+            return dataclasses.replace(self, policy=_with(self.policy, tuned))
+        if fitted is None:
+            return dataclasses.replace(self, dense_below=EVERYTHING)
+        return dataclasses.replace(self, policy=fitted)
+
+    @property
+    def lowrank(self) -> LowRank | None:
+        """The directions that are sent, always or where they do more than coordinates."""
+        if isinstance(self.policy, LowRank):
+            return self.policy
+        return None if self.adaptive is None else self.adaptive.lowrank
 
     def spares(self, dimension: int) -> bool:
         """Whether a tensor of so many elements is too small to compress."""
@@ -93,7 +122,7 @@ def fingerprint(*settings: Any) -> int:
 
 def none() -> Recipe:
     """Nothing is compressed; for some of a model's tensors, or for some time."""
-    return Recipe("none", Fixed(1.0), NoMemory(), dense_below=1 << 62)
+    return Recipe("none", Fixed(1.0), NoMemory(), dense_below=EVERYTHING)
 
 
 def topk(
@@ -133,6 +162,17 @@ def randk(
     return Recipe("randk", policy, named(memory), dense_below=dense_below)
 
 
+def lowrank(
+    rank: int = 4,
+    *,
+    memory: Memory | str | Mapping[str, Any] = "error_feedback",
+    dense_below: int = DENSE_BELOW,
+) -> Recipe:
+    """``rank`` directions of each matrix, the same on every rank and learnt from step to step, with error
+    feedback (:mod:`hvd_adaptive.core.lowrank`).  What is no matrix goes dense."""
+    return Recipe("lowrank", LowRank(rank), named(memory), dense_below=dense_below)
+
+
 def sign(
     ratio: float = 1.0,
     *,
@@ -158,6 +198,7 @@ def adaptive(
     first_ratio: float = 0.01,
     memory: Memory | str | Mapping[str, Any] = "error_feedback",
     transport: str | None = None,
+    rank: int | None = None,
     warmup_steps: int = 0,
     warmup_ratio: float = 0.25,
     dense_below: int = DENSE_BELOW,
@@ -179,6 +220,10 @@ def adaptive(
 
     ``transport``: as for :func:`topk`; ``"auto"``, the default for progress, takes the ring where so many
     ranks make it the cheaper one (:func:`restate`).
+
+    ``rank``: the most directions of a matrix that are sent instead of coordinates, where they do more at
+    the same cost (:mod:`hvd_adaptive.core.form`); 0: none are.  The default is 16 for progress with error
+    feedback and no warm-up, and 0 elsewhere.
     """
     if objective is None:
         objective = "progress" if isinstance(cost, (str, LinkTime)) else "energy"
@@ -194,6 +239,15 @@ def adaptive(
         bits = value_kind(values).bits
         payload = SignPayloadBits(1) if family == "sign" else PayloadBits(1, value_bits=bits)
         cost = LinkTime(payload, bandwidth=DEFAULT_BANDWIDTH) if auto else link.load(cost).cost(payload)
+    memory = named(memory)
+    projects = objective == "progress" and family == "sparsify" and not warmup_steps
+    projects = projects and isinstance(cost, LinkTime) and isinstance(memory, ErrorFeedback)
+    if rank is None:
+        rank = DIRECTIONS if projects else 0
+    elif rank and not projects:
+        raise ConfigurationError(
+            "rank needs objective='progress', family='sparsify', memory='error_feedback' and no warm-up"
+        )
     tuned = Adaptive(
         cost,
         family,
@@ -202,17 +256,19 @@ def adaptive(
         objective=objective,
         share=share,
         auto=auto,
+        lowrank=LowRank(rank) if rank else None,
     )
     policy = _warmed(tuned, warmup_steps, warmup_ratio)
     if transport is None:  # signs cannot be added up on a ring, and energy is that of each rank's own choice
         transport = "auto" if objective == "progress" and family != "sign" else "allgather"
-    return Recipe("adaptive", _led(policy, transport), named(memory), values, dense_below)
+    return Recipe("adaptive", _led(policy, transport), memory, values, dense_below)
 
 
 RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "none": none,
     "topk": topk,
     "randk": randk,
+    "lowrank": lowrank,
     "sign": sign,
     "adaptive": adaptive,
 }

@@ -7,6 +7,7 @@ itself: the caller carries rings and messages between the workers.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from . import ballot, message, pipeline, plans
 from .backend import Array, Backend
 from .course import Course, advance
 from .errors import ConfigurationError, SettingsMismatchError
+from .form import Trial
 from .link import Link
 from .memory import ErrorFeedback, refitted
 from .policy import Control
@@ -23,7 +25,7 @@ from .recipe import Recipe
 from .statistics import Statistics, Traffic
 from .timing import StepClock
 
-FORMAT = 2
+FORMAT = 3
 
 BUCKETS = 2
 """Allgathers per step: the first leaves in the middle of the backward pass."""
@@ -50,12 +52,13 @@ class _Round:
     tallies: dict[int, ballot.Tally] = dataclasses.field(default_factory=dict)
     sparsity: dict[str, int] = dataclasses.field(default_factory=dict)
     traffic: Traffic = Traffic()
+    riding: int = 0
 
 
 class Worker:
     """Residuals, steps, price and counts of one worker.
 
-    ``b``: the backend of its arrays.  ``dimensions`` maps names to numbers of elements, in the
+    ``b``: the backend of its arrays.  ``shapes`` maps names to shapes (or numbers of elements), in the
     model's order; a tensor's position there is its slot.  ``overrides``: see :class:`plans.Choice`.
 
     Gradients may be in the unit of a loss scale that changes (mixed precision): say so with
@@ -70,14 +73,15 @@ class Worker:
         self,
         b: Backend,
         recipe: Recipe | str | Mapping[str, Any],
-        dimensions: Mapping[str, int],
+        shapes: Mapping[str, int | Sequence[int]],
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
-        plans.check_names(list(dimensions))
+        plans.check_names(list(shapes))
         self._b = b
-        self._choice = plans.choose(recipe, overrides, list(dimensions))
-        self.dimensions = dict(dimensions)
-        self.names = list(dimensions)
+        self._choice = plans.choose(recipe, overrides, list(shapes))
+        self._shapes = {name: (s,) if isinstance(s, int) else tuple(s) for name, s in shapes.items()}
+        self.dimensions = {name: math.prod(shape) for name, shape in self._shapes.items()}
+        self.names = list(shapes)
         self.clock = StepClock()
         self._residuals: list[Array | None] = [None] * len(self.names)
         self._steps = [0] * len(self.names)
@@ -85,6 +89,8 @@ class Worker:
         self._since = 0  # the step at which the recipe was set
         self._first = set(range(len(self.names)))  # slots of which no step has counted since then
         self._supports: list[Array | None] = [None] * len(self.names)  # what all ranks send next
+        self._directions: list[Array | None] = [None] * len(self.names)  # None: those of the start
+        self._trials = [Trial()] * len(self.names)
         self._flushed: set[int] = set()  # slots that a dense step left nothing to keep for
         self._away: set[int] = set()  # slots whose gradient went out and has not come back
         self._rounds: dict[int, _Round] = {}
@@ -116,7 +122,10 @@ class Worker:
     def compressed(self) -> list[int]:
         """The slots whose tensors are large enough to be compressed."""
         dimensions = enumerate(self.dimensions.items())
-        return [slot for slot, (name, d) in dimensions if not self._choice.of(name).spares(d)]
+        return [slot for slot, (name, d) in dimensions if not self._of(name).spares(d)]
+
+    def _of(self, name: str) -> Recipe:
+        return self._choice.of(name, self._shapes[name])
 
     def buckets(self, first: bool = False) -> list[list[int]]:
         """The slots whose messages travel together; in their ``first`` step, all do."""
@@ -127,9 +136,10 @@ class Worker:
         return [[large[position] for position in group] for group in plans.buckets(dimensions, BUCKETS)]
 
     @property
-    def rides(self) -> bool:
-        """Whether values ride Horovod's allreduce in sparse steps, by the first compressed tensor."""
-        return any(self._plans[slot].recipe.shared for slot in self.compressed[:1])
+    def riding(self) -> int:
+        """Values of compressed tensors that rode Horovod's allreduce in the last step, if it was sparse."""
+        last = self._rounds.get(self._latest - 1)
+        return 0 if last is None else last.riding
 
     def set_recipe(
         self, recipe: Recipe | str | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
@@ -163,7 +173,7 @@ class Worker:
 
     def _refitted(self, slot: int, residual: Array, choice: plans.Choice) -> Array:
         name = self.names[slot]
-        old, new = self._choice.of(name).memory, choice.of(name).memory
+        old, new = self._choice.named(name).memory, choice.named(name).memory
         return refitted(self._b, old, new, residual, self.dimensions[name])
 
     def met(self, ranks: Sequence[int], rank: int) -> bool:
@@ -188,7 +198,7 @@ class Worker:
         if link is not None:  # it may call for another transport, which begins as the first did
             self._link, self._first = link, set(range(len(self.names)))
         position = self._ranks.index(rank)
-        made = plans.plan(self._choice, self.dimensions, len(ranks), rank, self._link, position)
+        made = plans.plan(self._choice, self._shapes, len(ranks), rank, self._link, position)
         self._plans = list(made.values())
 
     # -- loss scale
@@ -216,14 +226,19 @@ class Worker:
             self._residuals[slot] = residual * factor
         self._scales[slot] = self._scale
 
-    def _remember(self, slot: int, step: int, outgoing: pipeline.Outgoing, pending: pipeline.Pending) -> None:
+    def _remember(self, context: Context, outgoing: pipeline.Outgoing) -> None:
         """Keeps what a step sends until it is known whether it was skipped."""
-        memory = self._plans[slot].recipe.memory
-        if not self._skips or self._residuals[slot] is None or not memory.sends_parts:
+        slot, control, pending = context.slot, context.control, context.pending
+        plan = self._plans[slot]
+        if not self._skips or self._residuals[slot] is None or not plan.recipe.memory.sends_parts:
             return
-        riding = self._b.copy(outgoing.ring[ballot.SIZE :])  # the ring itself is reduced in place
+        assert pending is not None
         indices = pending.indices if self._b.length(pending.indices) else None  # of what rides; None: all
-        self._sent[slot] = step, outgoing._replace(ring=riding), indices
+        if pipeline.projects(plan, control) and not control.dense:
+            riding = pipeline.along(self._b, plan, control, pending.note)
+        else:
+            riding = self._b.copy(outgoing.ring[ballot.SIZE :])  # the ring itself is reduced in place
+        self._sent[slot] = context.step, outgoing._replace(ring=riding), indices
 
     def _reclaim(self, slot: int) -> None:
         """Gives back to the residual what the tensor sent in a step that was skipped."""
@@ -258,8 +273,11 @@ class Worker:
             control = dataclasses.replace(
                 control, compute=self.clock.compute, sparse_time=sparse, dense_time=dense
             )
-        support = None if first else self._supports[slot]
-        return dataclasses.replace(control, step=step - self._since, first=first, support=support)
+        step -= self._since
+        if first:
+            return dataclasses.replace(control, step=step, first=True)
+        support, directions, trial = self._supports[slot], self._directions[slot], self._trials[slot]
+        return dataclasses.replace(control, step=step, support=support, directions=directions, trial=trial)
 
     def outgoing(self, slot: int, gradient: Array) -> tuple[pipeline.Outgoing | None, Context]:
         """What to send of a gradient, or None for one that goes as it is.
@@ -280,8 +298,11 @@ class Worker:
             self._b, plan, control, gradient, self._residuals[slot]
         )
         round.sparsity[plan.name] = int(pending.sparsity)
-        self._remember(slot, step, outgoing, pending)
-        return outgoing, Context(slot, step, control, pending)
+        context = Context(slot, step, control, pending)
+        if not (pipeline.gathers(plan, control) or control.dense or pipeline.small(plan)):
+            round.riding += int(pending.sparsity)
+        self._remember(context, outgoing)
+        return outgoing, context
 
     def gathers(self, context: Context) -> bool:
         """Whether the tensor's message of this step goes to all ranks."""
@@ -305,18 +326,27 @@ class Worker:
         """The second half of :meth:`incoming`, after :meth:`settle`."""
         assert context.pending is not None
         slot = context.slot
-        self.learn(context, messages)
+        self.learn(context, ring, messages)
         incoming = pipeline.Incoming(ring, messages, storage)
         gradient, self._residuals[slot] = pipeline.aggregated(
             self._b, self._plans[slot], context.control, incoming, context.pending, self._residuals[slot]
         )
         return gradient
 
-    def learn(self, context: Context, messages: Array | None) -> None:
-        """Takes from all ranks' messages what is sent in the next step, where one rank names it."""
-        plan = self._plans[context.slot]
+    def learn(self, context: Context, ring: Array, messages: Array | None) -> None:
+        """Takes from what all ranks have received what they need to know alike for the next step: the
+        support, where one rank names it, and the directions."""
+        slot, control = context.slot, context.control
+        plan, tally = self._plans[slot], self._rounds[context.step].tallies[slot]
         if messages is not None and pipeline.led(plan):
-            self._supports[context.slot] = pipeline.following(self._b, plan, context.control, messages)
+            self._supports[slot] = pipeline.following(self._b, plan, control, messages)
+        if control.first:
+            self._directions[slot], self._trials[slot] = None, Trial()
+            return
+        self._directions[slot], trial = pipeline.learnt(self._b, plan, control, ring, tally)
+        self._trials[slot] = Trial(*map(float, trial))
+        if pipeline.projects(plan, control):
+            self._supports[slot] = None  # nobody has named the coordinates of the next step
 
     def settle(self, context: Context, ring: Array) -> None:
         """The first half of :meth:`incoming`: the ballot is counted and the residual kept.
@@ -469,23 +499,30 @@ class Worker:
                 for name, support in zip(self.names, self._supports, strict=True)
                 if support is not None
             },
+            "directions": {
+                name: self._b.copy(directions)
+                for name, directions in zip(self.names, self._directions, strict=True)
+                if directions is not None
+            },
+            "trials": {name: list(trial) for name, trial in zip(self.names, self._trials, strict=True)},
             "flushed": [self.names[slot] for slot in sorted(self._flushed)],
-            "course": {**dataclasses.asdict(course.control), "until": course.until, "reason": course.reason},
+            "course": {
+                **{key: getattr(course.control, key) for key in ("step", "price", "dense")},
+                **{"until": course.until, "reason": course.reason},
+            },
             "total": dataclasses.asdict(self._total),
         }
 
     def common(self) -> dict[str, Any]:
         """The part of :meth:`state` that all ranks hold alike, without arrays."""
-        return {**self.state(), "residuals": {}, "memories": {}, "total": None}
+        return {**self.state(), "residuals": {}, "memories": {}, "directions": {}, "total": None}
 
     def rejoin(self, common: Mapping[str, Any]) -> None:
         """Goes on among other ranks, at the step of those whose :meth:`common` this is.
 
         The residuals stay this worker's own.  Settings are compared anew in the next step.
         """
-        kept = {
-            name: state for name, state in self._states().items() if self._choice.of(name).memory.sends_parts
-        }
+        kept = {n: state for n, state in self._states().items() if self._choice.named(n).memory.sends_parts}
         own = {
             "residuals": kept,
             "memories": {name: self._memory(name) for name in kept},
@@ -531,7 +568,7 @@ class Worker:
                     f"the state of {name!r} is of the memory {state['memories'][name]} and this compressor's "
                     f"is {self._memory(name)}; load it into a compressor of the same memory="
                 )
-            if length != max(1, self._choice.of(name).memory.width) * d:
+            if length != max(1, self._choice.named(name).memory.width) * d:
                 raise ConfigurationError(
                     f"the residual of {name!r} has {length} elements and the parameter {d}; load the state "
                     "into a compressor of the same model"
@@ -546,7 +583,12 @@ class Worker:
             place(slot, state["supports"][name]) if name in state["supports"] else None
             for slot, name in enumerate(self.names)
         ]
-        control = {f.name: state["course"][f.name] for f in dataclasses.fields(Control)}
+        self._directions = [
+            place(slot, state["directions"][name]) if name in state["directions"] else None
+            for slot, name in enumerate(self.names)
+        ]
+        self._trials = [Trial(*state["trials"][name]) for name in self.names]
+        control = {key: state["course"][key] for key in ("step", "price", "dense")}
         self._course = Course(Control(**control), state["course"]["until"], state["course"]["reason"])
         self._scales = [float(state["scales"][name]) for name in self.names]
         self._unit, self._scale = float(state["unit"]), float(state["scale"])
@@ -554,7 +596,7 @@ class Worker:
         self._total = Traffic(**state["total"])
 
     def _memory(self, name: str) -> str:
-        return type(self._choice.of(name).memory).__name__
+        return type(self._choice.named(name).memory).__name__
 
 
 def _on_host(b: Backend, x: Array) -> np.ndarray[Any, Any]:

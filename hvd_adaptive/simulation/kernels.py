@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..core import scan
-from ..core.recipe import Recipe, randk, sign, topk
+from ..core.recipe import Recipe, lowrank, randk, sign, topk
 from ..core.worker import Worker
 from ..torch.backend import TORCH
 
@@ -85,13 +86,14 @@ def _recipes(ratio: float) -> list[tuple[str, Recipe]]:
         ("topk, sampled", topk(ratio, exact=False)),
         ("topk, int8", topk(ratio, values="int8")),
         ("randk", randk(ratio)),
+        ("lowrank, rank 4", lowrank(4)),
         ("sign", sign(ratio)),
     ]
 
 
 def _round_trip(recipe: Recipe, gradient: torch.Tensor) -> Callable[[], object]:
     """Compress and decompress, as one of two ranks would whose messages are the same."""
-    worker = Worker(TORCH, recipe, {"x": gradient.numel()})
+    worker = Worker(TORCH, recipe, {"x": _square(gradient.numel())})
     worker.meet([0], 0)
     storage = torch.empty_like(gradient)  # under Horovod the gradient's own, which is new in every step
 
@@ -108,7 +110,7 @@ def _round_trip(recipe: Recipe, gradient: torch.Tensor) -> Callable[[], object]:
 
 def _small(name: str, recipe: Recipe, repeats: int) -> dict[str, Any]:
     """A model of many small tensors: what our part of a step takes for each."""
-    worker = Worker(TORCH, recipe, {f"x{i}": SIZE for i in range(TENSORS)})
+    worker = Worker(TORCH, recipe, {f"x{i}": _square(SIZE) for i in range(TENSORS)})
     worker.meet([0], 0)
     gradient = torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
 
@@ -122,6 +124,12 @@ def _small(name: str, recipe: Recipe, repeats: int) -> dict[str, Any]:
     took = min([_timed(step) for _ in range(repeats + 1)][1:])
     gathers = 0 if recipe.shared else len(worker.buckets())
     return {"recipe": name, "microseconds_per_tensor": 1e6 * took / TENSORS, "gathers": gathers}
+
+
+def _square(dimension: int) -> tuple[int, int]:
+    """The most nearly square matrix of so many elements."""
+    rows = next(r for r in range(math.isqrt(dimension), 0, -1) if dimension % r == 0)
+    return rows, dimension // rows
 
 
 def _temporaries(work: Callable[[], object]) -> int:

@@ -102,8 +102,9 @@ def train(
     model = task.model()
     parameters = list(model.parameters())
     optimizer = task.optimizer(parameters)
-    names = {name: p.numel() for name, p in model.named_parameters()}
-    ensemble = Ensemble(TORCH, recipe, names, workers)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    dimension = sum(p.numel() for p in parameters)
+    ensemble = Ensemble(TORCH, recipe, shapes, workers)
     streams = [task.batches(rank, seed) for rank in range(workers)]
     trace = Trace()
     for step in range(steps):
@@ -119,9 +120,8 @@ def train(
         report = ensemble.workers[0].statistics()
         trace.bits.append(report.last.bits_received)
         trace.sparsity.append(sum(report.sparsity.values()))
-        trace.dense.append(trace.sparsity[-1] == sum(names.values()))
-        riding = 32 * trace.sparsity[-1] if ensemble.rides and not trace.dense[-1] else 0
-        trace.wire.append(trace.bits[-1] + (2 * (workers - 1) / workers - 1) * riding)
+        trace.dense.append(trace.sparsity[-1] == dimension)
+        trace.wire.append(trace.bits[-1] + (2 * (workers - 1) / workers - 1) * 32 * ensemble.riding)
         trace.train_loss.append(sum(losses) / workers)
         if (step + 1) % check_every == 0:
             with torch.no_grad():

@@ -126,6 +126,21 @@ class TensorFlowBackend:
     def clear_(self, x: Array) -> Array:
         return tf.zeros_like(x)
 
+    def matmul(self, x: Array, y: Array) -> Array:
+        return tf.matmul(x, y)
+
+    def transpose(self, x: Array) -> Array:
+        return tf.transpose(x)
+
+    def orthonormal(self, x: Array) -> Array:
+        return tf.transpose(tf.linalg.qr(tf.transpose(x)).q)
+
+    def product(self, x: Array, y: Array, room: Array | None) -> Array:
+        return tf.reshape(tf.matmul(x, y, transpose_a=True), [-1])
+
+    def subtract_product_(self, z: Array, x: Array, y: Array) -> Array:
+        return z - self.product(x, y, None)
+
     def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
         known = tf.get_static_value(predicate)
         if known is not None:  # eager, or decided while tracing

@@ -49,6 +49,11 @@ class Compression:
         return _make("randk", variables, {"ratio": ratio, **options})
 
     @staticmethod
+    def lowrank(variables: Variables = None, rank: int = 4, **options: Any) -> Compressor:
+        """A few directions of each matrix on the ring; see :func:`hvd_adaptive.core.recipe.lowrank`."""
+        return _make("lowrank", variables, {"rank": rank, **options})
+
+    @staticmethod
     def sign(variables: Variables = None, ratio: float = 1.0, **options: Any) -> Compressor:
         """Signs and one magnitude per tensor; see :func:`hvd_adaptive.core.recipe.sign`."""
         return _make("sign", variables, {"ratio": ratio, **options})

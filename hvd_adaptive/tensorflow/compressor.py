@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ..core import ballot, course, pipeline, plans
 from ..core.errors import ConfigurationError, SettingsMismatchError, UnknownTensorError
+from ..core.form import Trial
 from ..core.link import measured
 from ..core.policy import Control
 from ..core.recipe import Recipe, restate
@@ -135,7 +136,7 @@ class Compressor(tf.Module):
         slot = self._slot(position, tensor)
         step = tf.cast(slot.record[0], tf.int64)
         bits = 8 * tensor.dtype.size * slot.dimension
-        recipe = self._choice.of(slot.label)
+        recipe = self._of(slot)
         if recipe.leaves(slot.dimension):
             # Horovod's allreduce knows no bfloat16.
             ring = tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tf.identity(tensor)
@@ -145,7 +146,7 @@ class Compressor(tf.Module):
             start = self._start(position, step)
             residual = None if slot.residual is None else slot.residual.read_value()
             outgoing, pending, residual = self._once(
-                self._out, slot, tensor, residual, step, start, self._own.facts[0]
+                self._out, slot, tensor, residual, step, start, slot.known(), self._own.facts[0]
             )
             with tf.control_dependencies([outgoing.ring, outgoing.message]):
                 took = tf.timestamp() - began
@@ -185,7 +186,7 @@ class Compressor(tf.Module):
         else:
             sparse = ctx.sparse
             (tensor, gathered), began = _timed((tensor, sparse.gathered))
-            aggregate, residual, said = self._once(
+            aggregate, residual, known, said = self._once(
                 self._back,
                 slot,
                 tensor,
@@ -194,9 +195,13 @@ class Compressor(tf.Module):
                 sparse.residual,
                 ctx.step,
                 sparse.start,
+                slot.known(),
             )
             if slot.residual is not None:
                 writes.append(slot.residual.assign(residual, read_value=False))
+            if slot.directions is not None:
+                writes.append(slot.directions.assign(known[0], read_value=False))
+                writes.append(slot.trial.assign(known[1], read_value=False))
             with tf.control_dependencies([aggregate]):
                 ended = tf.timestamp()
             row = {
@@ -218,7 +223,7 @@ class Compressor(tf.Module):
     # -- the parts that are traced once for all tensors of a size, and called in every trace
 
     def _once(self, function: Any, slot: Slot | None, *arguments: Any) -> Any:
-        recipe, dimension = (None, None) if slot is None else (self._choice.of(slot.label), slot.dimension)
+        recipe, dimension = (None, None) if slot is None else (self._of(slot), slot.dimension)
         key = function.__name__, recipe, dimension
         if key not in self._own.functions:
             fixed = functools.partial(function, recipe, dimension)
@@ -264,10 +269,21 @@ class Compressor(tf.Module):
             price, dense, until, everything, bad_steps, common("ended"), compute, tf.stack(wholes), recent
         )
 
+    def _of(self, slot: Slot) -> Recipe:
+        return self._choice.of(slot.label, slot.shape)
+
     def _out(
-        self, recipe: Recipe, dimension: int, tensor: Any, residual: Any, step: Any, start: _Start, total: Any
+        self,
+        recipe: Recipe,
+        dimension: int,
+        tensor: Any,
+        residual: Any,
+        step: Any,
+        start: _Start,
+        known: Any,
+        total: Any,
     ) -> Any:
-        plan, control = self._plan(recipe, dimension, total), _control(recipe, step, start)
+        plan, control = self._plan(recipe, dimension, total), _control(recipe, step, start, known)
         return pipeline.compress(TENSORFLOW, plan, control, tensor, residual)
 
     def _back(
@@ -280,9 +296,11 @@ class Compressor(tf.Module):
         residual: Any,
         step: Any,
         start: _Start,
-    ) -> tuple[Any, Any, dict[str, Any]]:
-        """The aggregate, the residual, and what the ballots say, once they are known to agree."""
-        plan, control = self._plan(recipe, dimension, 1), _control(recipe, step, start)
+        known: Any,
+    ) -> tuple[Any, Any, Any, dict[str, Any]]:
+        """The aggregate, the residual, what is known of directions, and what the ballots say, once they are
+        known to agree."""
+        plan, control = self._plan(recipe, dimension, 1), _control(recipe, step, start, known)
         ranks, phase = self._own.ranks, pipeline.phase(control)
         tally = ballot.read(TENSORFLOW, ring, ranks, plan.fingerprint, phase)
         for holds, message in (
@@ -294,10 +312,13 @@ class Compressor(tf.Module):
         aggregate, residual = pipeline.decompress(
             TENSORFLOW, plan, control, pipeline.Incoming(ring, gathered), pending, residual
         )
+        if known is not None:
+            directions, trial = pipeline.learnt(TENSORFLOW, plan, control, ring, tally)
+            known = directions, tf.stack([tf.cast(x, tf.float64) for x in trial])
         bad = tf.cast(tally.nonfinite, tf.float64)
         said = {name: getattr(tally, name) * (1 - bad) for name in course.Totals._fields}
         tuned = tf.constant(float(recipe.adaptive is not None and not recipe.spares(dimension)), tf.float64)
-        return aggregate, residual, {**said, "nonfinite": bad, "tuned": tuned}
+        return aggregate, residual, known, {**said, "nonfinite": bad, "tuned": tuned}
 
     def _plan(self, recipe: Recipe, dimension: int, total: Any) -> pipeline.Plan:
         count = len(self._own.ranks)
@@ -366,7 +387,7 @@ class Compressor(tf.Module):
                 f"gradient {position} is of {tensor.dtype.name}; only floats are compressed"
             )
         if position == len(self.slots):
-            self._add(position, dimension, self._label(position, tensor.shape))
+            self._add(position, tuple(tensor.shape), self._label(position, tensor.shape))
         slot = self.slots[position]
         if slot.dimension != dimension:
             raise UnknownTensorError(
@@ -389,7 +410,7 @@ class Compressor(tf.Module):
             "was given, in their order; pass model.trainable_variables of the model that is trained"
         )
 
-    def _add(self, position: int, dimension: int, label: str) -> None:
+    def _add(self, position: int, shape: tuple[int, ...], label: str) -> None:
         check_capacity(position)
         own = self._own
 
@@ -397,8 +418,7 @@ class Compressor(tf.Module):
             if self.board is None:
                 self.board = Board(_WIDTH)
                 own.facts = self._facts()
-            state = self._choice.of(label).state_length(dimension)
-            self.slots.append(Slot(dimension, state, label))
+            self.slots.append(Slot(self._choice.of(label, shape), shape, label))
             own.aliases.append(self.board.alias())
             if own.joined:
                 self._join(position)
@@ -410,7 +430,7 @@ class Compressor(tf.Module):
     @property
     def _tuned(self) -> list[tuple[Recipe, int]]:
         """Recipe and dimension of the tensors for which the price is made."""
-        pairs = [(self._choice.of(slot.label), slot.dimension) for slot in self.slots]
+        pairs = [(self._of(slot), slot.dimension) for slot in self.slots]
         return [(r, d) for r, d in pairs if r.adaptive is not None and not r.spares(d)]
 
     def _known(self) -> Any:
@@ -454,8 +474,9 @@ class Compressor(tf.Module):
         """
         self._own.ranks, self._own.functions, self._own.joined = [], {}, dict(common)
         for position, slot in enumerate(self.slots):
-            if slot.residual is not None and not self._choice.of(slot.label).memory.sends_parts:
+            if slot.residual is not None and not self._of(slot).memory.sends_parts:
                 slot.residual.assign(tf.zeros_like(slot.residual))
+            slot.forget()
             self._join(position)
 
     def _join(self, position: int) -> None:
@@ -539,13 +560,16 @@ def _recorded(slot: Slot, step: Any, sparsity: Any, counts: Mapping[str, Any]) -
     return slot.record.assign(tf.concat([head, now, total], 0), read_value=False)
 
 
-def _control(recipe: Recipe, step: Any, start: _Start) -> Control:
+def _control(recipe: Recipe, step: Any, start: _Start, known: Any) -> Control:
+    directions, trial = (None, Trial()) if known is None else (known[0], Trial(*tf.unstack(known[1])))
     if recipe.adaptive is None:
-        return Control(step=step)
+        return Control(step=step, directions=directions)
     sparse, dense = Wholes(*tf.unstack(start.wholes)).told(TENSORFLOW)
     measure = float(recipe.adaptive.measure)
     return Control(
         step=step,
+        directions=directions,
+        trial=trial,
         price=start.price,
         dense=start.dense > 0,
         compute=start.compute,

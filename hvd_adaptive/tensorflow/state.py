@@ -10,30 +10,56 @@ which step s - 1 wrote.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
 
 from ..core.errors import ConfigurationError
+from ..core.form import Trial
+from ..core.recipe import Recipe
 
 CAPACITY = 4096
 """Gradients that one compressor can take."""
 
 
 class Slot(tf.Module):
-    """One gradient's memory (float32, ``state`` elements; None for 0) and record (float64).
+    """One gradient's memory (float32), directions (float32) and how they do (None where there are none),
+    and record (float64).
 
-    The record: the number of steps; T of the last one; :data:`TRAFFIC` of the last one and in all.
+    ``recipe``: fitted to ``shape``.  The record: the number of steps; T of the last one; :data:`TRAFFIC`
+    of the last one and in all.
     """
 
-    def __init__(self, dimension: int, state: int, name: str) -> None:
+    def __init__(self, recipe: Recipe, shape: tuple[int, ...], name: str) -> None:
         super().__init__(name="slot")
         self.label = name
-        self.dimension = dimension
+        self.shape = shape
+        self.dimension = math.prod(shape)
+        state = recipe.state_length(self.dimension)
         self.residual = tf.Variable(tf.zeros([state]), trainable=False, name="residual") if state else None
+        self.directions: tf.Variable | None = None
+        self.trial: tf.Variable | None = None
+        if recipe.lowrank is not None and not recipe.spares(self.dimension):
+            self._start = recipe.lowrank.start()
+            self.directions = tf.Variable(self._start, trainable=False, name="directions")
+            trial = tf.zeros([len(Trial._fields)], tf.float64)
+            self.trial = tf.Variable(trial, trainable=False, name="trial")
         self.record = tf.Variable(
             tf.zeros([2 + 2 * len(TRAFFIC)], tf.float64), trainable=False, name="record"
         )
+
+    def known(self) -> tuple[Any, Any] | None:
+        """Directions and trial, as they are read now."""
+        if self.directions is None or self.trial is None:
+            return None
+        return self.directions.read_value(), self.trial.read_value()
+
+    def forget(self) -> None:
+        """Directions begin anew, as those of ranks that have learnt none."""
+        if self.directions is not None and self.trial is not None:
+            self.directions.assign(self._start)
+            self.trial.assign(tf.zeros_like(self.trial))
 
 
 TRAFFIC = (

@@ -119,6 +119,23 @@ class TorchBackend:
     def clear_(self, x: Array) -> Array:
         return x.zero_()
 
+    def matmul(self, x: Array, y: Array) -> Array:
+        return x @ y
+
+    def transpose(self, x: Array) -> Array:
+        return x.T
+
+    def orthonormal(self, x: Array) -> Array:
+        return torch.linalg.qr(x.T).Q.T.contiguous()
+
+    def product(self, x: Array, y: Array, room: Array | None) -> Array:
+        out = None if room is None else room.view(x.shape[1], y.shape[1])
+        return torch.matmul(x.T, y, out=out).view(-1)
+
+    def subtract_product_(self, z: Array, x: Array, y: Array) -> Array:
+        z.view(x.shape[1], y.shape[1]).addmm_(x.T, y, alpha=-1)
+        return z
+
     def cond(self, predicate: Array, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
         return if_true() if bool(predicate) else if_false()
 

@@ -50,6 +50,11 @@ class Compression:
         return _make("randk", named_parameters, {"ratio": ratio, **options})
 
     @staticmethod
+    def lowrank(named_parameters: NamedParameters, rank: int = 4, **options: Any) -> Compressor:
+        """A few directions of each matrix on the ring; see :func:`hvd_adaptive.core.recipe.lowrank`."""
+        return _make("lowrank", named_parameters, {"rank": rank, **options})
+
+    @staticmethod
     def sign(named_parameters: NamedParameters, ratio: float = 1.0, **options: Any) -> Compressor:
         """Signs and one magnitude per tensor; see :func:`hvd_adaptive.core.recipe.sign`."""
         return _make("sign", named_parameters, {"ratio": ratio, **options})

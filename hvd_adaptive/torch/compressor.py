@@ -73,7 +73,7 @@ class Compressor:
         # In the host's memory NumPy works on the tensors' own storage, and takes less time for each call.
         self._on_host = all(tensor.device.type == "cpu" for tensor in self._parameters.tensors)
         backend = NUMPY if self._on_host else TORCH
-        self._worker = Worker(backend, recipe, self._parameters.dimensions, overrides)
+        self._worker = Worker(backend, recipe, self._parameters.shapes, overrides)
         self._process_set = process_set
         self._tag = plans.tag(name)
 

@@ -36,6 +36,7 @@ class Parameters:
         self.tensors = [tensor for _, tensor in pairs]
         check_names(self.names)
         self.dimensions = {name: tensor.numel() for name, tensor in pairs}
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in pairs}
         self._expected = 0
 
     def slot(self, gradient: torch.Tensor) -> int:

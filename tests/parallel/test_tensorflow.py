@@ -21,6 +21,7 @@ RECIPES = {
     "sampled fp16": {"recipe": "topk", "ratio": 0.05, "exact": False, "values": "fp16"},
     "warm-up": {"recipe": "topk", "ratio": 0.01, "warmup_steps": 4},
     "randk": {"recipe": "randk", "ratio": 0.1},
+    "lowrank": {"recipe": "lowrank", "rank": 3},
     "sign": {"recipe": "sign"},
     "adaptive": {"recipe": "adaptive", "cost": LinkTime(PayloadBits(1), bandwidth=1e6, compute=0.05)},
 }

@@ -26,7 +26,7 @@ def reductions():
 
     from hvd_adaptive.torch import assert_replicas_equal
 
-    for recipe in ("topk", "randk", "adaptive"):
+    for recipe in ("topk", "randk", "lowrank", "adaptive"):
         for op, predivide in ((hvd.Average, 1.0), (hvd.Average, 4.0), (hvd.Average, 3.0), (hvd.Sum, 1.0)):
             model = t.network()
             recording, _ = t.recorded(model, recipe)
@@ -130,7 +130,7 @@ def unused_parameters_in_any_order():
 
     from hvd_adaptive.torch import assert_replicas_equal
 
-    for recipe in ("topk", "randk", "adaptive", "sign"):
+    for recipe in ("topk", "randk", "lowrank", "adaptive", "sign"):
         torch.manual_seed(0)
         model = torch.nn.ModuleDict({name: torch.nn.Linear(40, 40) for name in "abcdef"})
         model["f"].requires_grad_(False)
@@ -348,7 +348,7 @@ def loss_scaling_skips_on_all_ranks():
 
     from hvd_adaptive.torch import assert_replicas_equal
 
-    for recipe in ("topk", "randk", "sign", "adaptive"):
+    for recipe in ("topk", "randk", "lowrank", "sign", "adaptive"):
         model = t.network()
         compressor = t.RECIPES[recipe](model.named_parameters())
         optimizer = t.distributed(model, compressor)

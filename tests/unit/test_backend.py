@@ -66,6 +66,9 @@ BIG = 2**63 - 1
 THIRD, THIRD_AS_HALF = f32(1 / 3, 7e4, 1e-9), np.array([1 / 3, np.inf, 0], np.float16)
 HALVES, HALF_BITS = np.array([-1.5, 6e-8], np.float16), np.array([-16896, 1], np.int16)
 
+LEFT, RIGHT = f32(1, 2, 3, 4, 5, 6).reshape(2, 3), f32(1, -1, 2, 0).reshape(2, 2)
+PRODUCT = (LEFT.T @ RIGHT).reshape(-1)
+
 # primitive -> cases: (the call, its arrays, what NumPy says in so many words)
 CASES = {
     "constant": [
@@ -127,6 +130,31 @@ CASES = {
     ],
     "sqrt": [
         (lambda b, x: b.sqrt(x), [f32(4, 0, 2)], np.sqrt(f32(4, 0, 2))),
+    ],
+    "matmul": [
+        (lambda b, x, y: b.matmul(y, x), [LEFT, RIGHT], RIGHT @ LEFT),
+    ],
+    "transpose": [
+        (lambda b, x: b.transpose(x), [LEFT], LEFT.T),
+    ],
+    "orthonormal": [
+        (
+            lambda b, x: b.abs(b.orthonormal(x)),
+            [f32(0, 3, 0, 2, 5, 0).reshape(2, 3)],
+            np.eye(3, dtype=np.float32)[[1, 0]],
+        ),
+        (
+            lambda b, x: b.abs(b.orthonormal(x)),
+            [np.zeros((2, 3), np.float32)],
+            np.eye(3, dtype=np.float32)[:2],
+        ),
+    ],
+    "product": [
+        (lambda b, x, y: b.product(x, y, None), [LEFT, RIGHT], PRODUCT),
+        (lambda b, x, y: b.product(x, y, b.zeros(6, "float32", x)), [LEFT, RIGHT], PRODUCT),
+    ],
+    "subtract_product_": [
+        (lambda b, z, x, y: b.subtract_product_(fresh(b, z), x, y), [PRODUCT, LEFT, RIGHT], PRODUCT * 0),
     ],
     "minimum": [
         (lambda b, x, y: b.minimum(x, y), [f32(1, 5), f32(2, 3)], f32(1, 3)),

@@ -14,7 +14,7 @@ SIZES = [1, 2, 3, 4, 7, 64, 100, 513, 1024]
 def cast(rank, fingerprint=0xDEADBEEF, phase=5, **fields):
     """One rank's ballot."""
     values = {"nonfinite": False, "improvement": 0.0, "energy": 0.0, "fixed": 0.0, "variable": 0.0}
-    values |= {"sparse_time": 0.0, "dense_time": 0.0}
+    values |= {"sparse_time": 0.0, "dense_time": 0.0, "alternative": 0.0}
     values |= fields
     scalars = {key: np.float32(value) for key, value in values.items()}
     return ballot.make(NUMPY, LIKE, rank=np.float32(rank), fingerprint=fingerprint, phase=phase, **scalars)

@@ -9,10 +9,11 @@ from hvd_adaptive.core.cost import LinkTime, PayloadBits
 from hvd_adaptive.core.elastic import Change, Presence, change
 from hvd_adaptive.core.ensemble import Ensemble
 from hvd_adaptive.core.numpy_backend import NUMPY
-from hvd_adaptive.core.recipe import adaptive, randk, topk
+from hvd_adaptive.core.recipe import adaptive, lowrank, randk, topk
 
 LINK = LinkTime(PayloadBits(1), bandwidth=1e5, compute=0.01)
 DIMENSIONS = {"large": 900, "small": 20}
+SHAPES = {**DIMENSIONS, "large": (30, DIMENSIONS["large"] // 30)}
 RECIPES = {
     "topk": topk(0.02, dense_below=100),
     "topk warm-up": topk(0.02, warmup_steps=6, dense_below=100),
@@ -20,6 +21,7 @@ RECIPES = {
     "momentum": topk(0.02, memory="momentum", dense_below=100),
     "ef21": topk(0.02, memory="ef21", dense_below=100),
     "adaptive": adaptive(cost=LINK, dense_below=100),
+    "lowrank": lowrank(3, dense_below=100),
 }
 
 
@@ -30,11 +32,11 @@ def gradients(workers, seed):
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_who_stays_keeps_its_residual_and_who_comes_has_none(recipe):
-    before = Ensemble(NUMPY, recipe, DIMENSIONS, 3)
+    before = Ensemble(NUMPY, recipe, SHAPES, 3)
     for step in range(4):
         before.reduce(gradients(3, step))
     stayed = before.workers[:2]  # the third is lost
-    after = Ensemble(NUMPY, recipe, DIMENSIONS, 4)
+    after = Ensemble(NUMPY, recipe, SHAPES, 4)
     after.workers[:2] = stayed
     held = [worker.residuals()["large"].copy() for worker in stayed]
     common = json.loads(json.dumps(stayed[0].common()))  # plain values only
@@ -60,7 +62,7 @@ def test_who_stays_keeps_its_residual_and_who_comes_has_none(recipe):
 
 def test_a_step_that_broke_off_is_forgotten_by_going_back():
     recipe = topk(0.02, dense_below=100)
-    ensemble = Ensemble(NUMPY, recipe, DIMENSIONS, 2)
+    ensemble = Ensemble(NUMPY, recipe, SHAPES, 2)
     ensemble.reduce(gradients(2, 0))
     worker = ensemble.workers[0]
     committed = worker.state()

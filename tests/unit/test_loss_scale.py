@@ -7,17 +7,19 @@ from hvd_adaptive.core.cost import Affine, LinkTime, PayloadBits
 from hvd_adaptive.core.ensemble import Ensemble
 from hvd_adaptive.core.errors import ConfigurationError
 from hvd_adaptive.core.numpy_backend import NUMPY
-from hvd_adaptive.core.recipe import adaptive, randk, sign, topk
+from hvd_adaptive.core.recipe import adaptive, lowrank, randk, sign, topk
 from hvd_adaptive.core.worker import Worker
 
 LINK = LinkTime(PayloadBits(1), bandwidth=1e5, compute=0.01)
 FAST = LinkTime(PayloadBits(1), bandwidth=1e12, compute=0.01)  # goes dense
 DIMENSIONS = {"large": 900, "other": 500, "small": 20}
+SHAPES = {"large": (30, 30), "other": (20, 25), "small": (20,)}
 RECIPES = {
     "topk": topk(0.02, dense_below=100),
     "topk int8": topk(0.02, values="int8", dense_below=100),
     "randk": randk(0.1, dense_below=100),
     "randk of all": randk(1.0, dense_below=100),
+    "lowrank": lowrank(3, dense_below=100),
     "sign": sign(dense_below=100),
     "momentum": topk(0.02, memory="momentum", dense_below=100),
     "ef21": topk(0.02, memory="ef21", dense_below=100),
@@ -43,7 +45,7 @@ def scaled(step, scale):
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_a_scale_that_changes_by_powers_of_two_changes_no_bit(recipe):
     """T47."""
-    plain, other = (Ensemble(NUMPY, recipe, DIMENSIONS, 2) for _ in range(2))
+    plain, other = (Ensemble(NUMPY, recipe, SHAPES, 2) for _ in range(2))
     for step, scale in zip(gradients(), SCALES, strict=True):
         for worker in other.workers:
             worker.follow(scale)
@@ -58,14 +60,14 @@ def test_a_scale_that_changes_by_powers_of_two_changes_no_bit(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_a_state_saved_under_one_scale_goes_on_under_another(recipe):
-    plain, before = (Ensemble(NUMPY, recipe, DIMENSIONS, 2) for _ in range(2))
+    plain, before = (Ensemble(NUMPY, recipe, SHAPES, 2) for _ in range(2))
     steps = gradients(6)
     for step in steps[:3]:
         for worker in before.workers:
             worker.follow(256.0)
         plain.reduce(step)
         before.reduce(scaled(step, 256.0))
-    after = Ensemble(NUMPY, recipe, DIMENSIONS, 2)
+    after = Ensemble(NUMPY, recipe, SHAPES, 2)
     for old, new in zip(before.workers, after.workers, strict=True):
         new.restore(old.state(), lambda _, x: x.copy())
         new.follow(512.0)
@@ -80,7 +82,7 @@ def test_a_state_saved_under_one_scale_goes_on_under_another(recipe):
 def test_a_skipped_step_loses_nothing_of_what_other_tensors_sent(name, saved, where):
     """Applied = mean of (gradients - residual) over all steps, for a tensor that is finite in all. (T47)"""
     recipe = RECIPES[name]
-    ensemble = Ensemble(NUMPY, recipe, DIMENSIONS, 2)
+    ensemble = Ensemble(NUMPY, recipe, SHAPES, 2)
     applied, sums = np.zeros(900), [np.zeros(900), np.zeros(900)]
     bad = (0, 3, 4, 8)
     for number, step in enumerate(gradients(10)):
@@ -99,7 +101,7 @@ def test_a_skipped_step_loses_nothing_of_what_other_tensors_sent(name, saved, wh
         if saved:
             for rank, worker in enumerate(ensemble.workers):
                 state = worker.state()
-                ensemble.workers[rank] = Worker(NUMPY, recipe, DIMENSIONS)
+                ensemble.workers[rank] = Worker(NUMPY, recipe, SHAPES)
                 ensemble.workers[rank].meet(range(2), rank)
                 ensemble.workers[rank].restore(state, lambda _, x: x.copy())
     for worker in ensemble.workers:

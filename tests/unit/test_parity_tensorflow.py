@@ -12,9 +12,10 @@ tf = pytest.importorskip("tensorflow")
 
 from hvd_adaptive.core import ballot, course, pipeline, plans  # noqa: E402
 from hvd_adaptive.core.cost import Affine, LinkTime, PayloadBits  # noqa: E402
+from hvd_adaptive.core.form import Trial  # noqa: E402
 from hvd_adaptive.core.numpy_backend import NUMPY  # noqa: E402
 from hvd_adaptive.core.policy import Control  # noqa: E402
-from hvd_adaptive.core.recipe import adaptive, randk, restate, sign, topk  # noqa: E402
+from hvd_adaptive.core.recipe import adaptive, lowrank, randk, restate, sign, topk  # noqa: E402
 from hvd_adaptive.tensorflow.backend import TENSORFLOW  # noqa: E402
 
 LINK = LinkTime(PayloadBits(1), bandwidth=1e6, compute=0.01)
@@ -52,7 +53,7 @@ def _gradient(step):
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_traced_steps_are_those_of_numpy(recipe):
-    plan = plans.plan(plans.choose(recipe, None, ["x"]), {"x": DIMENSION}, 2, 0)["x"]
+    plan = plans.plan(plans.choose(recipe, None, ["x"]), {"x": (DIMENSION,)}, 2, 0)["x"]
     tuned = recipe.adaptive is not None
 
     def control(step, price, dense):
@@ -110,3 +111,60 @@ def test_the_course_is_that_of_numpy(cost):
         found, _ = follow(*traced)
         np.testing.assert_array_equal(np.array(expected), np.array(found))
         heading = expected
+
+
+@pytest.mark.parametrize(
+    "recipe", [lowrank(3, dense_below=0), adaptive(cost=LINK, dense_below=0)], ids=["lowrank", "adaptive"]
+)
+def test_traced_directions_are_those_of_numpy(recipe):
+    """But for the order in which products of matrices are summed."""
+    plan = plans.plan(plans.choose(recipe, None, ["x"]), {"x": (20, DIMENSION // 20)}, 2, 0)["x"]
+
+    def control(step, price, directions, trial):
+        kind = dict(price=price, trial=Trial(*trial)) if recipe.adaptive is not None else {}
+        return Control(step=step, directions=directions, **kind)
+
+    @tf.function(autograph=False)
+    def out(gradient, residual, step, price, directions, trial):
+        here = control(step, price, directions, tf.unstack(trial))
+        return pipeline.compress(TENSORFLOW, plan, here, gradient, residual)
+
+    @tf.function(autograph=False)
+    def back(ring, messages, pending, residual, step, price, directions, trial):
+        here = control(step, price, directions, tf.unstack(trial))
+        ring, messages, note = (
+            tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None]) for x in (ring, messages, pending.note)
+        )
+        pending = pending._replace(note=note)
+        tally = ballot.read(TENSORFLOW, ring, [0, 1], plan.fingerprint, pipeline.phase(here))
+        incoming = pipeline.Incoming(ring, messages)
+        aggregate, residual = pipeline.decompress(TENSORFLOW, plan, here, incoming, pending, residual)
+        directions, trial = pipeline.learnt(TENSORFLOW, plan, here, ring, tally)
+        return aggregate, residual, directions, tf.stack([tf.cast(x, tf.float64) for x in trial])
+
+    low = plan.recipe.lowrank
+    ours, theirs = np.zeros(DIMENSION, np.float32), tf.zeros([DIMENSION])
+    mine, other = (low.start(), Trial()), (tf.constant(low.start()), tf.zeros([2], tf.float64))
+    left, right = np.random.default_rng(0).standard_normal((2, 2, 35)).astype(np.float32)
+    exact = left[:, :20].T @ right
+    for step in range(1, 6):
+        gradient = (exact + 0.1 * _gradient(step).reshape(20, 35)).reshape(-1)
+        price = 20.0 + step
+        here = control(step, price, *mine)
+        known = (tf.constant(step, tf.int64), tf.constant(price, tf.float64), *other)
+        sent, kept, ours = pipeline.compress(NUMPY, plan, here, gradient, ours.copy())
+        traced, also, theirs = out(tf.constant(gradient), theirs, *known)
+        assert int(kept.sparsity) == int(also.sparsity) == len(sent.ring) - ballot.SIZE > 0
+        np.testing.assert_allclose(sent.ring[ballot.SIZE :], traced.ring[ballot.SIZE :], atol=1e-4)
+        np.testing.assert_allclose(sent.ring[: ballot.SIZE], traced.ring[: ballot.SIZE], rtol=1e-3)
+        twice = np.concatenate([sent.message, sent.message])
+        ring = sent.ring.copy()
+        ring[ballot.SIZE - 9 : ballot.SIZE - 7] = 0.5  # as from ranks 0 and 1
+        tally = ballot.read(NUMPY, ring, [0, 1], plan.fingerprint, pipeline.phase(here))
+        one, ours = pipeline.decompress(NUMPY, plan, here, pipeline.Incoming(ring, twice), kept, ours)
+        mine = pipeline.learnt(NUMPY, plan, here, ring, tally)
+        two, theirs, *other = back(tf.constant(ring), tf.constant(twice), also, theirs, *known)
+        np.testing.assert_allclose(one, two, atol=1e-4)
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        np.testing.assert_allclose(mine[0], other[0], atol=1e-3)
+        np.testing.assert_allclose(np.array(mine[1]), other[1], atol=1e-3)

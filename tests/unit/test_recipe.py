@@ -1,5 +1,6 @@
 """Recipes: every bad setting is named, an unknown one is guessed, and any difference shows."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from hvd_adaptive.core import plans
 from hvd_adaptive.core.cost import Affine, LinkTime, PayloadBits, SignPayloadBits
 from hvd_adaptive.core.errors import ConfigurationError
+from hvd_adaptive.core.lowrank import LowRank
 from hvd_adaptive.core.memory import ErrorFeedback, NoMemory
 from hvd_adaptive.core.policy import Adaptive, Fixed, SharedRandom, Warmup
 from hvd_adaptive.core.recipe import (
@@ -16,6 +18,7 @@ from hvd_adaptive.core.recipe import (
     build,
     fingerprint,
     from_config,
+    lowrank,
     none,
     randk,
     restate,
@@ -34,6 +37,12 @@ LINK = LinkTime(PayloadBits(1), bandwidth=1e9)
         ("topk", {"ratio": "1%"}, "ratio"),
         ("topk", {"ratio": True}, "ratio"),
         ("topk", {"exact": 1}, "exact"),
+        ("lowrank", {"rank": 0}, "rank"),
+        ("lowrank", {"rank": 2.5}, "rank"),
+        ("lowrank", {"memory": "momentum"}, "memory"),
+        ("adaptive", {"rank": -1}, "rank"),
+        ("adaptive", {"rank": 4, "warmup_steps": 5}, "rank"),
+        ("adaptive", {"rank": 4, "objective": "energy"}, "rank"),
         ("topk", {"values": "fp8"}, "values"),
         ("topk", {"memory": "yes"}, "memory"),
         ("topk", {"warmup_steps": -3}, "warmup_steps"),
@@ -122,7 +131,9 @@ def test_what_the_recipes_are():
     default = Adaptive(
         LinkTime(PayloadBits(1, 4), bandwidth=1e9), measure=True, objective="progress", auto=True
     )
-    assert adaptive().adaptive == adaptive(warmup_steps=4).adaptive == default
+    assert adaptive(rank=0).adaptive == adaptive(warmup_steps=4).adaptive == default
+    assert adaptive().adaptive == dataclasses.replace(default, lowrank=LowRank(32))
+    assert lowrank(3) == Recipe("lowrank", LowRank(3), ErrorFeedback())
     assert adaptive(cost=PayloadBits(1)).adaptive.objective == "energy"
     assert adaptive().values == "int4" and adaptive(cost=PayloadBits(1)).values == "fp32"
     assert topk().adaptive is None and topk(warmup_steps=3).adaptive is None
@@ -168,7 +179,9 @@ def test_the_fingerprint_differs_for_each_option():
             memory="none",
             warmup_steps=5,
             dense_below=7,
+            rank=5,
         ),
+        "lowrank": dict(rank=5, memory="none", dense_below=7),
         "none": {},
     }
     assert set(others) == set(RECIPES)
@@ -200,7 +213,7 @@ def test_overrides_by_pattern():
         {"*embedding*": {"recipe": "topk", "ratio": 0.001}, "*.bias": "none", "encoder*": sign()},
         NAMES,
     )
-    assert [choice.of(name) for name in NAMES] == [topk(0.001), sign(), none(), topk()]
+    assert [choice.named(name) for name in NAMES] == [topk(0.001), sign(), none(), topk()]
 
 
 def test_bad_overrides():
@@ -228,7 +241,7 @@ def test_fixed_costs_are_shared_by_what_is_tuned():
     choice = plans.choose(
         adaptive(cost=Affine(PayloadBits(1), 1, 1), dense_below=100), {"head": "topk"}, dimensions
     )
-    made = plans.plan(choice, dimensions, 4, 2)
+    made = plans.plan(choice, {name: (d,) for name, d in dimensions.items()}, 4, 2)
     assert [p.share for p in made.values()] == [6 / 9, 3 / 9, 0.0, 0.0]
     assert made["layer"].recipe.adaptive.cost.dimension == 9000
     assert made["head"].recipe == topk()

@@ -24,6 +24,7 @@ RECIPES: dict[str, Callable[..., Compressor]] = {
     "topk warm-up": lambda p, **o: Compression.topk(p, 0.02, warmup_steps=6, exact=False, **o),
     "topk ring": lambda p, **o: Compression.topk(p, 0.02, transport="ring", **o),
     "randk": lambda p, **o: Compression.randk(p, 0.1, **o),
+    "lowrank": lambda p, **o: Compression.lowrank(p, 3, **o),
     "sign": lambda p, **o: Compression.sign(p, **o),
     "adaptive": lambda p, **o: Compression.adaptive(p, cost=LINK, **o),
     "adaptive ring": lambda p, **o: Compression.adaptive(p, cost=LINK, transport="ring", **o),

@@ -1,0 +1,48 @@
+"""In which form adaptive sends a matrix: a few of its coordinates, or what it is along a few directions.
+
+Both cost the same at a time (:meth:`hvd_adaptive.core.policy.Adaptive.used`), so what counts is which takes
+more of the energy of gradient and residual away.  Directions come first, since while they are sent it
+costs next to nothing to know what coordinates would have done, by the sample that a threshold is read
+off; the other way round it would cost a product of matrices.  What is not sent piles up, and makes what
+was not chosen look better than it would be: so a matrix that has turned to coordinates stays there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .backend import Array, Backend
+
+LEARNING = 4
+"""Steps until directions have been learnt, whose improvement says nothing yet."""
+
+STEPS = 12
+"""Steps for which directions are sent before it is asked whether they do more."""
+
+FEWEST = 2
+"""Directions that a step must be able to afford.  One alone leaves too much unsent for good: it took more
+energy away than coordinates did, and the language model still needed a third more steps."""
+
+KEPT = 0.9
+"""What a step leaves of the lead before it."""
+
+
+class Trial(NamedTuple):
+    """``steps``: with directions.  ``lead``: how much more they did than coordinates would have, summed
+    with the last steps counting most; each between -1 and 1.  Numbers, or scalars of a graph."""
+
+    steps: Any = 0.0
+    lead: Any = 0.0
+
+    @property
+    def goes_on(self) -> Any:
+        """Whether directions are sent where enough of them can be afforded."""
+        return (self.steps < STEPS) | (self.lead > 0)
+
+    def after(self, b: Backend, improvement: Array, alternative: Array) -> Trial:
+        """After a step with directions that took ``improvement`` away, where coordinates would have
+        taken ``alternative``; float64 scalars."""
+        both = improvement + alternative
+        known = (both > 0) & (self.steps >= LEARNING)
+        now = (improvement - alternative) / b.where(known, both, 1.0)
+        return Trial(self.steps + 1, self.lead * KEPT + b.where(known, now, 0.0))

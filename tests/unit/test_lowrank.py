@@ -1,0 +1,206 @@
+"""Low rank: directions that all ranks share, and when adaptive takes them instead of coordinates."""
+
+import numpy as np
+import pytest
+
+from hvd_adaptive.core import ballot, pipeline
+from hvd_adaptive.core.cost import LinkTime, PayloadBits
+from hvd_adaptive.core.ensemble import Ensemble
+from hvd_adaptive.core.form import STEPS
+from hvd_adaptive.core.lowrank import LowRank, Matrix, matrix
+from hvd_adaptive.core.numpy_backend import NUMPY
+from hvd_adaptive.core.recipe import adaptive, lowrank, topk
+from hvd_adaptive.core.worker import Worker
+
+ROWS, COLUMNS = 200, 240
+SHAPES = {"layer": (ROWS, COLUMNS), "bias": (ROWS,)}
+LINK = LinkTime(PayloadBits(1, 4), bandwidth=1e8, compute=0.01)
+SLOW = LinkTime(PayloadBits(1, 4), bandwidth=1e4, compute=0.01)
+
+
+def of_rank(rank, seed=0, noise=0.0):
+    """A matrix of that rank, float32, flat."""
+    rng = np.random.default_rng(seed)
+    exact = rng.standard_normal((ROWS, rank)) @ rng.standard_normal((rank, COLUMNS))
+    return (exact + noise * rng.standard_normal(exact.shape)).astype(np.float32).reshape(-1)
+
+
+def spikes(seed, every=100):
+    """A matrix of few coordinates in no pattern."""
+    rng = np.random.default_rng(seed)
+    x = 0.001 * rng.standard_normal(ROWS * COLUMNS)
+    x[rng.choice(x.size, x.size // every, replace=False)] += 10 * rng.choice([-1, 1], x.size // every)
+    return x.astype(np.float32)
+
+
+def train(ensemble, gradient, steps, start=0):
+    """Reduces ``gradient(step, worker)`` and returns what each step sent."""
+    bias, sent = np.zeros(ROWS, np.float32), []
+    for step in range(start, start + steps):
+        count = len(ensemble.workers)
+        ensemble.reduce([[gradient(step, worker).copy(), bias.copy()] for worker in range(count)])
+        sent.append(ensemble.workers[0].statistics().sparsity["layer"])
+    return sent
+
+
+@pytest.mark.parametrize(
+    "shape, expected",
+    [
+        ((), None),
+        ((50,), None),
+        ((50, 1), None),
+        ((30, 40), Matrix(30, 40)),
+        ((64, 32, 3, 3), Matrix(64, 288)),  # torch: outputs, inputs, kernel
+        ((3, 3, 32, 64), Matrix(288, 64)),  # TensorFlow: kernel, inputs, outputs
+        ((2, 3, 4000), Matrix(6, 4000)),
+        ((0, 5), None),
+    ],
+)
+def test_a_tensor_is_the_most_nearly_square_matrix(shape, expected):
+    assert matrix(shape) == expected
+
+
+def test_no_more_directions_than_save_something():
+    assert LowRank(4).fitted((1000, 1000)).rank == 4
+    assert LowRank(400).fitted((1000, 1000)).rank == 250
+    assert LowRank(4).fitted((10, 10)).rank == 2
+    assert LowRank(4).fitted((2, 2)) is None and LowRank(4).fitted((9,)) is None
+
+
+def test_what_is_no_matrix_goes_dense():
+    worker = Worker(NUMPY, lowrank(dense_below=0), SHAPES)
+    assert worker.compressed == [0]
+
+
+def test_a_gradient_of_low_rank_arrives_whole():
+    """Orthogonal iteration finds the directions within a few steps; from then on nothing more is left."""
+    ensemble = Ensemble(NUMPY, lowrank(3, dense_below=0), SHAPES, 2)
+    exact = of_rank(3)
+    train(ensemble, lambda step, worker: exact * (1 + worker), 6)
+    before = [np.linalg.norm(worker.residuals()["layer"]) for worker in ensemble.workers]
+    train(ensemble, lambda step, worker: exact * (1 + worker), 20, 6)
+    for worker, left in zip(ensemble.workers, before, strict=True):
+        assert np.linalg.norm(worker.residuals()["layer"]) < 1.02 * left
+
+
+def test_the_values_are_the_projection_and_the_rest_is_orthogonal_to_it():
+    low = LowRank(5, Matrix(ROWS, COLUMNS))
+    x = of_rank(20, noise=1.0)
+    for step in (2, 3):
+        control = pipeline.Control(step=step)
+        values = low.project(NUMPY, x, control, 5)
+        assert values.shape == ((5 * ROWS,) if step == 2 else (5 * COLUMNS,))
+        sent = low.spread(NUMPY, control, values, 5)
+        rest = low.less(NUMPY, x.copy(), control, values, 5)
+        np.testing.assert_allclose(sent + rest, x, atol=1e-4)
+        assert abs(float(sent @ rest)) < 1e-3 * float(x @ x)
+        assert np.isclose(values @ values, sent @ sent, rtol=1e-4)
+        room = np.ones_like(x)
+        assert np.shares_memory(low.spread(NUMPY, control, values, 5, room), room)
+
+
+def test_directions_stay_orthonormal_and_alike():
+    ensemble = Ensemble(NUMPY, lowrank(4, dense_below=0), SHAPES, 3)
+    train(ensemble, lambda step, worker: of_rank(30, 10 * step + worker), 7)
+    kept = [worker.state()["directions"]["layer"] for worker in ensemble.workers]
+    assert all(own.tobytes() == kept[0].tobytes() for own in kept)
+    for half in (kept[0][: 4 * ROWS].reshape(4, ROWS), kept[0][4 * ROWS :].reshape(4, COLUMNS)):
+        np.testing.assert_allclose(half @ half.T, np.eye(4), atol=1e-5)
+
+
+def test_a_gradient_of_zeros_does_no_harm():
+    ensemble = Ensemble(NUMPY, lowrank(4, dense_below=0), SHAPES, 2)
+    train(ensemble, lambda step, worker: np.zeros(ROWS * COLUMNS, np.float32), 4)
+    exact = of_rank(2)
+    train(ensemble, lambda step, worker: exact, 10, 4)
+    assert np.linalg.norm(ensemble.workers[0].residuals()["layer"]) < 1e-3 * np.linalg.norm(exact)
+
+
+def test_bits_do_not_grow_with_the_number_of_workers():
+    received = []
+    for workers in (2, 8):
+        ensemble = Ensemble(NUMPY, lowrank(4, dense_below=0), SHAPES, workers)
+        train(ensemble, lambda step, worker: of_rank(30, 10 * step + worker), 3)
+        received.append(ensemble.workers[0].statistics().last.bits_received)
+    assert received[0] == received[1]
+    assert received[0] == 32 * (ballot.SIZE + 4 * ROWS + ROWS)  # an even step; the bias goes as it is
+
+
+def test_a_nonfinite_step_teaches_nothing():
+    ensemble = Ensemble(NUMPY, lowrank(4, dense_below=0), SHAPES, 2)
+    train(ensemble, lambda step, worker: of_rank(30, step), 4)
+    before = ensemble.workers[0].state()["directions"]["layer"]
+    bad = of_rank(30)
+    bad[7] = np.nan
+    train(ensemble, lambda step, worker: bad if worker else of_rank(30), 1, 4)
+    for worker in ensemble.workers:
+        assert worker.state()["directions"]["layer"].tobytes() == before.tobytes()
+        assert np.isfinite(worker.residuals()["layer"]).all()
+
+
+@pytest.mark.parametrize("recipe", [lowrank(4, dense_below=0), adaptive(cost=LINK, dense_below=0)])
+def test_a_restored_worker_goes_on_bit_for_bit(recipe):
+    ensemble = Ensemble(NUMPY, recipe, SHAPES, 2)
+    train(ensemble, lambda step, worker: of_rank(3, step, 0.1), 5)
+    other = Ensemble(NUMPY, recipe, SHAPES, 2)
+    for fresh, old in zip(other.workers, ensemble.workers, strict=True):
+        fresh.restore(old.state(), lambda _, x: x.copy())
+    for step in range(5, 9):
+        gradients = [[of_rank(3, step + worker, 0.1), np.ones(ROWS, np.float32)] for worker in range(2)]
+        ours, theirs = (e.reduce([[x.copy() for x in own] for own in gradients]) for e in (ensemble, other))
+        assert [x.tobytes() for x in ours] == [x.tobytes() for x in theirs]
+
+
+@pytest.mark.parametrize("transport", ["allgather", "ring"])
+def test_adaptive_takes_the_form_that_does_more(transport):
+    recipe = adaptive(cost=LINK, dense_below=0, transport=transport)
+    plain, few = (Ensemble(NUMPY, recipe, SHAPES, 3) for _ in range(2))
+    sent = train(plain, lambda step, worker: of_rank(2, noise=0.01), 3 * STEPS)
+    assert all(values % ROWS == 0 or values % COLUMNS == 0 for values in sent[1:])
+    assert plain.workers[0].state()["trials"]["layer"][1] > 0
+    train(few, lambda step, worker: spikes(step), 3 * STEPS)
+    trials = [worker.state()["trials"]["layer"] for worker in few.workers]
+    assert trials == [trials[0]] * 3 and trials[0][0] <= STEPS and not trials[0][1] > 0
+    assert few.workers[0].state()["directions"].get("layer") is None or trials[0][0] == STEPS
+
+
+@pytest.mark.parametrize("transport", ["allgather", "ring"])
+def test_directions_that_cannot_be_afforded_are_not_tried(transport):
+    ensemble = Ensemble(NUMPY, adaptive(cost=SLOW, dense_below=0, transport=transport), SHAPES, 3)
+    sent = train(ensemble, lambda step, worker: of_rank(2, noise=0.01), 2 * STEPS)
+    assert max(sent[4:]) < 2 * min(ROWS, COLUMNS)
+
+
+@pytest.mark.parametrize("transport", ["allgather", "ring"])
+@pytest.mark.parametrize("gradient", [lambda s, w: of_rank(2, w, 0.01), lambda s, w: spikes(s + w)])
+def test_nothing_is_lost_by_adaptive(gradient, transport):
+    ensemble = Ensemble(NUMPY, adaptive(cost=LINK, dense_below=0, transport=transport), SHAPES, 3)
+    sums, applied = [np.zeros(ROWS * COLUMNS) for _ in range(3)], np.zeros(ROWS * COLUMNS)
+    for step in range(3 * STEPS):
+        own = [gradient(step, worker) for worker in range(3)]
+        sums = [total + x for total, x in zip(sums, own, strict=True)]
+        applied += ensemble.reduce([[x.copy(), np.ones(ROWS, np.float32)] for x in own])[0]
+    left = [worker.residuals()["layer"] for worker in ensemble.workers]
+    expected = np.mean([total - kept for total, kept in zip(sums, left, strict=True)], axis=0)
+    np.testing.assert_allclose(applied, expected, atol=1e-3 * np.abs(sums[0]).max())
+
+
+@pytest.mark.parametrize("workers", [2, 4, 16])
+def test_directions_cost_what_coordinates_would(workers):
+    """T coordinates where they are gathered, and the directions in their place, at several prices."""
+    link = LinkTime(PayloadBits(1, 4), bandwidth=1e6, compute=0.01, world_size=workers)
+    recipe = adaptive(cost=link, rank=10**6).fitted((2000, 2000))
+    tuned, bits = recipe.adaptive, 14
+    for ratio in (0.001, 0.01, 0.03):
+        control = pipeline.Control(step=2, price=1 / ratio)
+        used = int(tuned.used(NUMPY, np.zeros(0), 2000 * 2000, control, bits))
+        ring = used * 2000 * 32 * link.ring(link.payload).per_bit
+        gathered = ratio * 2000 * 2000 * bits * link.per_bit
+        one = 2000 * 32 * link.ring(link.payload).per_bit
+        assert gathered - one <= ring <= 1.001 * gathered
+
+
+def test_a_checkpoint_of_another_recipe_is_refused():
+    worker = Ensemble(NUMPY, lowrank(4, dense_below=0), SHAPES, 1).workers[0]
+    with pytest.raises(Exception, match="lowrank"):
+        Worker(NUMPY, topk(dense_below=0), SHAPES).restore(worker.state(), lambda _, x: x)
