@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .core.errors import ConfigurationError
+from .horovod import load
 
 PATIENCE = 10.0
 """Seconds for which a rank that is done waits for the others."""
@@ -22,15 +23,15 @@ _leaving: dict[str, _Leave] = {}
 """What is done at the end of the program, by framework."""
 
 
-def own(hvd: Any, groups: Sequence[tuple[int, ...]]) -> Any:
+def own(framework: str, groups: Sequence[tuple[int, ...]]) -> Any:
     """The process set of this rank among ``groups``; every rank makes all of them, in one order.
 
-    ``hvd``: ``horovod.torch`` or ``horovod.tensorflow``.  Raises ConfigurationError where Horovod was
+    ``framework``: "torch" or "tensorflow".  Raises ConfigurationError where Horovod was
     started without dynamic process sets, or has one of the same ranks already.
     """
-    sets = {}
+    hvd, sets = load(framework), {}
     for ranks in groups:
-        key = hvd.__name__, ranks
+        key = framework, ranks
         if list(ranks) == list(range(hvd.size())):
             _made[key] = hvd.global_process_set
         else:
@@ -46,22 +47,22 @@ def own(hvd: Any, groups: Sequence[tuple[int, ...]]) -> Any:
     return next(sets[ranks] for ranks in groups if hvd.rank() in ranks)
 
 
-def leave_together(hvd: Any, meet: Callable[[], Any]) -> None:
+def leave_together(framework: str, meet: Callable[[], Any]) -> None:
     """At the end of the program, before Horovod's own: who leaves first shuts Horovod down for all, and the
     last step of another host may be under way, in a process set of its own.
 
     ``meet``: a collective of all ranks, which this rank waits for, but not for long.
     """
-    leave = _leaving.get(hvd.__name__)
+    leave = _leaving.get(framework)
     if leave is None:
-        leave = _leaving[hvd.__name__] = _Leave(hvd, meet)
+        leave = _leaving[framework] = _Leave(framework, meet)
     atexit.unregister(leave)  # Horovod may have been started anew since
     atexit.register(leave)
 
 
 class _Leave:
-    def __init__(self, hvd: Any, meet: Callable[[], Any]) -> None:
-        self._hvd = hvd
+    def __init__(self, framework: str, meet: Callable[[], Any]) -> None:
+        self._hvd = load(framework)
         self._meet = meet
         self._time = threading.Event()
         # started now: at the end of the program none can be

@@ -91,8 +91,8 @@ class Hierarchical(tf.Module):
         self._tag = plans.tag(name)
         local_ranks = hvd.allgather(tf.constant([hvd.local_rank()]), name=f"{self._tag}.hosts").numpy()
         self.hierarchy = Hierarchy.of(local_ranks.tolist())
-        self.inside = process_sets.own(hvd, self.hierarchy.inside)
-        self.across = process_sets.own(hvd, self.hierarchy.across)
+        self.inside = process_sets.own("tensorflow", self.hierarchy.inside)
+        self.across = process_sets.own("tensorflow", self.hierarchy.across)
         host, position = self.hierarchy.place(hvd.rank())
         chosen = speakers({n: s.num_elements() for n, s in shapes.items()}, self.hierarchy.ranks_per_host)
         between = []
@@ -121,7 +121,7 @@ class Hierarchical(tf.Module):
             mine=self._between[position],
             seen=0,
         )
-        process_sets.leave_together(hvd, _meet)
+        process_sets.leave_together("tensorflow", _meet)
 
     # -- Horovod's interface
 

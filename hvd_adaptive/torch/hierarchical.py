@@ -81,8 +81,8 @@ class Hierarchical:
         local_rank = torch.tensor([hvd.local_rank()])
         local_ranks = hvd.allgather(local_rank, name=f"{self._tag}.hosts").tolist()
         self.hierarchy = Hierarchy.of(local_ranks)
-        self.inside = process_sets.own(hvd, self.hierarchy.inside)
-        self.across = process_sets.own(hvd, self.hierarchy.across)
+        self.inside = process_sets.own("torch", self.hierarchy.inside)
+        self.across = process_sets.own("torch", self.hierarchy.across)
         host, position = self.hierarchy.place(hvd.rank())
         self._speaker = list(speakers(self._parameters.dimensions, self.hierarchy.ranks_per_host).values())
         self._roots = [self.hierarchy.hosts[host][speaker] for speaker in self._speaker]
@@ -105,7 +105,7 @@ class Hierarchical:
             if own
             else None
         )
-        process_sets.leave_together(hvd, _meet)
+        process_sets.leave_together("torch", _meet)
         self._out = 0  # gradients that went out and have not come back
         self._back: dict[int, torch.Tensor] = {}  # the host's reductions of this step, by slot
 
