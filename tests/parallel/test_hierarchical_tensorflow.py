@@ -106,36 +106,27 @@ def _assert_identity(compression, training, op):
         np.testing.assert_allclose(training.applied[index], reduced - held_back, rtol=0, atol=2e-5)
 
 
-def resuming_is_bit_identical(folder):
+def sums_and_resuming(folder):
+    """With a pattern of a variable that one rank of a host speaks for; every rank resumes from its file."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
+    options = {"op": hvd.Sum, "cost": LINK, "overrides": {"second*": "sign"}}
     variables = _variables()
-    compression, training = _hierarchical("topk", variables, ratio=0.05)
-    training.run(2)
-    state = tf.train.Checkpoint(compressor=compression, model=variables)
-    saved = state.save(f"{folder}/{hvd.rank()}/state")
-    training.run(3, seed=1, retrace=True)
-    _assert_replicas_equal(variables)
-
-    others = _variables()
-    again, training = _hierarchical("topk", others, ratio=0.05)
-    tf.train.Checkpoint(compressor=again, model=others).restore(saved)
-    training.run(3, seed=1, retrace=True)
-    for one, other in zip(variables, others, strict=True):
-        assert one.numpy().tobytes() == other.numpy().tobytes()
-
-
-def identity_of_sums():
-    """With a pattern of a variable that one rank of a host speaks for."""
-    import horovod.tensorflow as hvd
-
-    variables = _variables()
-    options = {"cost": LINK, "overrides": {"second*": "sign"}}
-    compression, training = _hierarchical("adaptive", variables, op=hvd.Sum, **options)
-    training.run(4)
+    compression, training = _hierarchical("adaptive", variables, **options)
+    training.run(4, retrace=True)
     _assert_replicas_equal(variables)
     _assert_identity(compression, training, hvd.Sum)
+    state = tf.train.Checkpoint(compressor=compression, model=variables)
+    saved = state.save(f"{folder}/{hvd.rank()}/state")
+    training.run(3, seed=1)
+
+    others = _variables()
+    again, training = _hierarchical("adaptive", others, **options)
+    tf.train.Checkpoint(compressor=again, model=others).restore(saved)
+    training.run(3, seed=1)
+    for one, other in zip(variables, others, strict=True):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
 
 
 def keras_model_in_half_precision():
@@ -146,16 +137,14 @@ def keras_model_in_half_precision():
     from hvd_adaptive.tensorflow import Hierarchical
 
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(60, "relu", dtype="bfloat16"), keras.layers.Dense(40)]
-    model = keras.Sequential([keras.Input((40,)), *layers])
+    half = keras.layers.Dense(60, "relu", use_bias=False, dtype="bfloat16")
+    model = keras.Sequential([keras.Input((40,)), half, keras.layers.Dense(40, use_bias=False)])
     compression = Hierarchical("topk", model.trainable_variables, ratio=0.05)
-    optimizer = DistributedOptimizer(
-        keras.optimizers.SGD(0.1), compression, process_set=compression.inside, backward_passes_per_step=2
-    )
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), compression, process_set=compression.inside)
     model.compile(optimizer=optimizer, loss="mse")
     rng = np.random.default_rng(hvd.rank())
     x, y = rng.normal(size=(32, 40)), rng.normal(size=(32, 40))
-    model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    model.fit(x, y, batch_size=8, epochs=1, verbose=0)
     assert {v.dtype for v in model.trainable_variables} == {"bfloat16", "float32"}
     _assert_replicas_equal([keras.ops.convert_to_numpy(v) for v in model.weights])
     statistics = compression.statistics()
@@ -193,14 +182,14 @@ def refusals():
 
     # sparse gradients, which Horovod reduces inside the host without asking anybody
     table = tf.Variable(tf.ones([50, 40]), name="table")
-    compression, _ = _hierarchical("topk", [*variables, table])
+    compression, _ = _hierarchical("topk", [variables[0], table])
 
     @tf.function
     def step(x):
         with tf.GradientTape() as tape:
-            loss = _loss(variables, x) + tf.reduce_sum(tf.gather(table, [1, 2]))
+            loss = tf.reduce_sum(x @ variables[0]) + tf.reduce_sum(tf.gather(table, [1, 2]))
         tape = hvd.DistributedGradientTape(tape, compression=compression, **inside)
-        return tape.gradient(loss, [*variables, table])
+        return tape.gradient(loss, [variables[0], table])
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="sparse_as_dense=True"):
         step(tf.ones([8, 40]))
@@ -212,14 +201,13 @@ def run_checks(names, folder):
     hvd.init(process_sets="dynamic")
     for name in names:
         print(f"check {name}", flush=True)
-        globals()[name](*([folder] if name.startswith("resuming") else []))
+        globals()[name](*([folder] if name.endswith("resuming") else []))
     return names
 
 
 def test_training(horovodrun, tmp_path):
     names = [
-        "resuming_is_bit_identical",
-        "identity_of_sums",
+        "sums_and_resuming",
         "keras_model_in_half_precision",
         "refusals",
     ]
@@ -268,9 +256,10 @@ def bits_between_hosts():
             training = _Training(compression, variables)
         else:
             compression, training = _hierarchical("topk", variables, ratio=0.05)
+        training.run(1)  # while a function is traced Horovod's own talk goes on
         hvd.allreduce(tf.zeros([]), name=f"begin.{mode}")
         before = _on_link()
-        training.run(STEPS)
+        training.run(STEPS, seed=1)
         hvd.allreduce(tf.zeros([]), name=f"end.{mode}")
         after = _on_link()
         _assert_replicas_equal(variables)
