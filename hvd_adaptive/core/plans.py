@@ -74,6 +74,10 @@ class Choice:
         """The recipe of the tensor called ``name``, fitted to its shape."""
         return self.named(name).fitted(shape)
 
+    def overriding(self, names: Sequence[str]) -> dict[str, Recipe]:
+        """The overrides that match one of ``names``, a part of the names that the choice was made for."""
+        return {p: r for p, r in self.overrides if any(fnmatchcase(name, p) for name in names)}
+
 
 def choose(recipe: Any, overrides: Mapping[str, Any] | None, names: Sequence[str]) -> Choice:
     """The choice for the tensors called ``names``; recipes may be given as :func:`from_config` takes them.

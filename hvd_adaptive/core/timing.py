@@ -16,7 +16,10 @@ from .numpy_backend import NUMPY
 KEPT = 9  # an odd number of recent steps; their median shrugs off one that was interrupted
 
 ENOUGH = 4
-"""Steps of a kind, dense or sparse, before the time that they take is told."""
+"""Sparse steps before the time that they take is told."""
+
+FEW = 2
+"""The same of dense ones, which may be much slower and then should not be many."""
 
 
 class Wholes(NamedTuple):
@@ -33,7 +36,7 @@ class Wholes(NamedTuple):
         """Seconds of a sparse and of a dense step; 0 where it is not known."""
         return (
             b.where(self.sparse_steps >= ENOUGH, self.sparse, 0.0),
-            b.where(self.dense_steps >= ENOUGH, self.dense, 0.0),
+            b.where(self.dense_steps >= FEW, self.dense, 0.0),
         )
 
     def after(self, b: Backend, seconds: Array, dense: Array) -> Wholes:

@@ -11,5 +11,6 @@ except ImportError as error:
 
 from .compression import Compression
 from .compressor import Compressor
+from .hierarchical import Hierarchical
 
-__all__ = ["Compression", "Compressor"]
+__all__ = ["Compression", "Compressor", "Hierarchical"]

@@ -104,7 +104,7 @@ class Compressor(tf.Module):
         name: str | None = None,
     ) -> None:
         super().__init__(name="compressor")
-        expected = None if variables is None else _described(variables)
+        expected = None if variables is None else described(variables)
         if overrides and expected is None:
             raise ConfigurationError("overrides go by names; pass variables=model.trainable_variables too")
         labels = [label for label, _ in expected or []]
@@ -534,7 +534,8 @@ class Compressor(tf.Module):
         }
 
 
-def _described(variables: Iterable[Any]) -> list[tuple[str, Any]]:
+def described(variables: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Name and shape of each variable.  Raises ConfigurationError where two share a name."""
     named = [(getattr(v, "path", None) or v.name, tf.TensorShape(v.shape)) for v in variables]
     plans.check_names([name for name, _ in named])
     return named

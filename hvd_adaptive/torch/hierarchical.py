@@ -18,14 +18,13 @@ in, so not here.
 
 from __future__ import annotations
 
-import atexit
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from .. import process_sets
 from ..core import plans
 from ..core.errors import ConfigurationError
 from ..core.hierarchy import Hierarchy, speakers
@@ -77,12 +76,13 @@ class Hierarchical:
         if self._op not in (hvd.Average, hvd.Sum):
             raise ConfigurationError(f"op={op} must be hvd.Average or hvd.Sum, the optimizer's own")
         self._parameters = Parameters(named_parameters)
+        choice = plans.choose(recipe, overrides, self._parameters.names)
         self._tag = plans.tag(name)
         local_rank = torch.tensor([hvd.local_rank()])
         local_ranks = hvd.allgather(local_rank, name=f"{self._tag}.hosts").tolist()
         self.hierarchy = Hierarchy.of(local_ranks)
-        self.inside = _process_set(self.hierarchy.inside)
-        self.across = _process_set(self.hierarchy.across)
+        self.inside = process_sets.own("torch", self.hierarchy.inside)
+        self.across = process_sets.own("torch", self.hierarchy.across)
         host, position = self.hierarchy.place(hvd.rank())
         self._speaker = list(speakers(self._parameters.dimensions, self.hierarchy.ranks_per_host).values())
         self._roots = [self.hierarchy.hosts[host][speaker] for speaker in self._speaker]
@@ -95,12 +95,17 @@ class Hierarchical:
         ]
         self._mine = {slot for slot, speaker in enumerate(self._speaker) if speaker == position}
         self._between = (
-            Compressor(recipe, own, overrides=overrides, process_set=self.across, name=f"{self._tag}.between")
+            Compressor(
+                choice.recipe,
+                own,
+                overrides=choice.overriding([name for name, _ in own]),
+                process_set=self.across,
+                name=f"{self._tag}.between",
+            )
             if own
             else None
         )
-        atexit.unregister(_leave_together)
-        atexit.register(_leave_together)
+        process_sets.leave_together("torch", _meet)
         self._out = 0  # gradients that went out and have not come back
         self._back: dict[int, torch.Tensor] = {}  # the host's reductions of this step, by slot
 
@@ -195,43 +200,8 @@ class Hierarchical:
             self._between.load_state_dict(state)
 
 
-_made: dict[tuple[int, ...], Any] = {}
-"""The process sets made here, by their ranks: Horovod wants each made once, and tells of none that it has."""
-
-
-def _process_set(groups: list[tuple[int, ...]]) -> Any:
-    """The process set of this rank among ``groups``; every rank makes all of them, in one order."""
-    hvd = load()
-    for ranks in groups:
-        if list(ranks) == list(range(hvd.size())):
-            _made[ranks] = hvd.global_process_set
-            continue
-        try:
-            _made[ranks] = hvd.add_process_set(list(ranks))
-        except Exception as error:
-            if "duplicate" in str(error) and ranks in _made:
-                continue
-            raise ConfigurationError(
-                f"hierarchical mode cannot make the process set {list(ranks)}: start with "
-                f'hvd.init(process_sets="dynamic"), and make none of the same ranks before ({error})'
-            ) from error
-    return next(_made[ranks] for ranks in groups if hvd.rank() in ranks)
-
-
-PATIENCE = 10.0
-"""Seconds for which a rank that is done waits for the others."""
-
-
-def _leave_together() -> None:
-    """At the end of the program, before Horovod's own: who leaves first shuts Horovod down for all, and the
-    last step of another host may be under way, in a process set of its own."""
-    hvd = load()
-    if hasattr(sys, "last_value") or not hvd.is_initialized():  # an error is to be seen at once
-        return
-    done = hvd.allreduce_async(torch.zeros(1), name="hvd_adaptive.hierarchical.done")
-    until = time.monotonic() + PATIENCE
-    while not hvd.poll(done) and time.monotonic() < until:
-        time.sleep(0.001)
+def _meet() -> None:
+    load().allreduce(torch.zeros(1), name="hvd_adaptive.hierarchical.done")
 
 
 def _wire(tensor: torch.Tensor) -> torch.Tensor:

@@ -168,6 +168,24 @@ def test_the_demo_over_four_containers(cluster):
     assert process.returncode == 0, output[-5000:]
 
 
+def test_the_demo_where_tensorflow_is_alone(tmp_path):
+    if not images.built(["tensorflow"]):
+        pytest.skip("not built: python docker/without_engine.py build tensorflow")
+    image = images.build(["tensorflow"])
+    told = json.loads(images.buildah("inspect", "--type", "image", image, output=True))
+    tmp_path.chmod(0o755)
+    with (
+        hosts.Hosts(3, sshd=False) as machines,
+        Cluster(machines, image, told["Docker"]["config"], tmp_path) as made,
+    ):
+        made.wait_until_healthy()
+        process = made.launch("demo", "--out", "runs/demo", "--framework", "tensorflow", "--steps", "4")
+        output, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, output[-5000:]
+        for title in ("dense", "fp16", "top-k 1 %", "adaptive"):
+            assert re.search(rf"tensorflow\s+{title}\s+\d+\.\d%", output), output
+
+
 def test_a_container_that_is_cut_off_ends_the_training_on_every_other(cluster):
     process = cluster.launch(
         *("--network-interfaces", "eth0", "--gloo-timeout-seconds", "10"),

@@ -90,6 +90,8 @@ def identity_and_replicas():
     for recipe, op, options in (
         ("topk", hvd.Average, {"ratio": 0.02}),
         ("adaptive", hvd.Sum, {"cost": t.LINK}),
+        # a pattern of a tensor that one rank of a host speaks for
+        ("topk", hvd.Average, {"ratio": 0.02, "overrides": {"2.weight": "sign"}}),
     ):
         model = t.network()
         compression = Hierarchical(recipe, model.named_parameters(), op=op, **options)

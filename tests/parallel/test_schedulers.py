@@ -1,13 +1,14 @@
 """The same script, unchanged, under SLURM's script and under Ray."""
 
-import importlib.util
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-import pytest
+import psutil
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "torch" / "digits.py"
@@ -55,20 +56,34 @@ def test_the_slurm_script(tmp_path):
     assert json.loads(result.read_text())["ranks"] == 2
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install ray")
+def running(word):
+    """Command lines of processes that have ``word`` in theirs."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            if word in line:
+                found.append(line)
+    return found
+
+
 def test_ray(tmp_path):
     result = tmp_path / "result.json"
     words = ["--recipe", "topk", "--steps", "3", "--json", result]
-    answer = subprocess.run(
-        [sys.executable, ROOT / "examples" / "ray_launch.py", "--np", "2", DIGITS, *words],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        },
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # pytest's is too long a path for sockets
+        answer = subprocess.run(
+            [sys.executable, ROOT / "examples" / "ray_launch.py", "--np", "2", DIGITS, *words],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+                "RAY_TMPDIR": folder,
+                "RAY_USAGE_STATS_ENABLED": "0",
+            },
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert list(Path(folder).iterdir()) and not running(folder)  # Ray was here, and is gone
     assert answer.returncode == 0, (answer.stdout + answer.stderr)[-5000:]
     told = json.loads(result.read_text())
     assert told["ranks"] == 2 and told["recipe"] == "topk"
