@@ -27,7 +27,7 @@ DENSE_STEPS = 50
 MEASURED_STEPS = 200
 """The same, where measured times have decided it."""
 
-TRIAL_STEPS = 6
+TRIAL_STEPS = 4
 """Steps that are dense to learn what they take, where they might be the faster ones."""
 
 REVIEW_STEPS = 500
@@ -42,8 +42,7 @@ DENSE_WORTH = 1.25
 one several times as many, and two measured times within a quarter of each other may be the same."""
 
 LIKELY = 2.0
-"""Dense steps are tried again where they took no more than so many times a sparse one, and not gone on
-with where they take more."""
+"""Dense steps are tried again where they took no more than so many times a sparse one."""
 
 UNTRIED = 3.0
 """The same for the first time, when what they take is reckoned from the link alone: computation that
@@ -108,8 +107,7 @@ def follow(
     length = b.where(decided, b.where(timed, zero + MEASURED_STEPS, DENSE_STEPS), TRIAL_STEPS)
     later = b.where(timed & due, step + REVIEW_STEPS, heading.until)
     spell = heading.dense > 0
-    slow = timed & (dense_time > LIKELY * sparse_time)
-    stays = spell & (step < heading.until) & (slow == False)  # noqa: E712
+    stays = spell & (step < heading.until)
     following = Heading(
         step,
         b.where(spell, heading.price, price),

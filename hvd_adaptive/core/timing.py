@@ -16,10 +16,13 @@ from .numpy_backend import NUMPY
 KEPT = 9  # an odd number of recent steps; their median shrugs off one that was interrupted
 
 ENOUGH = 4
-"""Sparse steps before the time that they take is told."""
+"""Steps of a kind, dense or sparse, of which a plain mean is taken, before it runs."""
+
+SETTLED = 10
+"""Sparse steps before the time that they take is told: the first ones are slower than those to come."""
 
 FEW = 2
-"""The same of dense ones, which may be much slower and then should not be many."""
+"""The same of dense ones, which may be far slower and then should not be many."""
 
 
 class Wholes(NamedTuple):
@@ -35,7 +38,7 @@ class Wholes(NamedTuple):
     def told(self, b: Backend) -> tuple[Array, Array]:
         """Seconds of a sparse and of a dense step; 0 where it is not known."""
         return (
-            b.where(self.sparse_steps >= ENOUGH, self.sparse, 0.0),
+            b.where(self.sparse_steps >= SETTLED, self.sparse, 0.0),
             b.where(self.dense_steps >= FEW, self.dense, 0.0),
         )
 
