@@ -1,10 +1,10 @@
 """In which form adaptive sends a matrix: a few of its coordinates, or what it is along a few directions.
 
-Both cost the same at a time (:meth:`hvd_adaptive.core.policy.Adaptive.used`), so what counts is which takes
-more of the energy of gradient and residual away.  Directions come first, since while they are sent it
-costs next to nothing to know what coordinates would have done, by the sample that a threshold is read
-off; the other way round it would cost a product of matrices.  What is not sent piles up, and makes what
-was not chosen look better than it would be: so a matrix that has turned to coordinates stays there.
+What counts is which of the two, at the same cost, takes more of the energy of gradient and residual
+away.  Directions come first, since while they are sent it costs next to nothing to know what coordinates
+would have done, by the sample that a threshold is read off; the other way round it would cost a product
+of matrices.  What is not sent piles up, and makes what was not chosen look better than it would be: so a
+matrix that has turned to coordinates stays there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .backend import Array, Backend
 LEARNING = 4
 """Steps until directions have been learnt, whose improvement says nothing yet."""
 
-STEPS = 12
+STEPS = 8
 """Steps for which directions are sent before it is asked whether they do more."""
 
-FEWEST = 2
-"""Directions that a step must be able to afford.  One alone leaves too much unsent for good: it took more
-energy away than coordinates did, and the language model still needed a third more steps."""
+FEWEST = 8
+"""Directions that a step must be able to afford.  Fewer leave too much unsent for good: one took more energy
+away than coordinates did, and the language model still needed a third more steps."""
 
 KEPT = 0.9
 """What a step leaves of the lead before it."""

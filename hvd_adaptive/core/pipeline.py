@@ -26,7 +26,7 @@ from .cost import LinkTime
 from .form import FEWEST, Trial
 from .memory import ErrorFeedback
 from .numpy_backend import NUMPY
-from .policy import Adaptive, Control, Led, Scanning, sends_all
+from .policy import MORE_DIRECTIONS, Adaptive, Control, Led, Scanning, sends_all
 from .recipe import INDEX_BITS, Recipe
 from .values import NOTHING, value_kind
 
@@ -269,7 +269,8 @@ def compress(
         fixed = plan.share * tuned.cost.fixed + compute
         variable = _variable(b, plan, tuned, indices, words, control.first)
         if low is not None:
-            ring = b.cast(b.constant(used(plan, control), "float32", x), "float32") * tuned.direction
+            each = tuned.direction / MORE_DIRECTIONS  # so that the price is that of coordinates
+            ring = b.cast(b.constant(used(plan, control), "float32", x), "float32") * each
             variable = b.where(b.constant(projecting, "bool", x) & (send_all == False), ring, variable)  # noqa: E712
     vote = ballot.make(
         b,

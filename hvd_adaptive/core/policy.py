@@ -115,6 +115,11 @@ class SharedRandom:
         return selection.shared_random(b, x, dimension, count(self.ratio, dimension), self.seed, control.step)
 
 
+MORE_DIRECTIONS = 3.0
+"""Directions are worth so many times the time that coordinates would be: from 4 to 16 of them a training
+saves 0.13 to 0.3 per cent of its steps for every per cent more, where coordinates around 1 % save 0.06."""
+
+
 @dataclass(frozen=True)
 class Adaptive(Scanning):
     """As many coordinates as pay for the time, or whatever else, that it costs to send them.
@@ -182,11 +187,12 @@ class Adaptive(Scanning):
         return b.minimum(number, b.constant(dimension, "int64", like))
 
     def used(self, b: Backend, like: Array, dimension: int, control: Control, bits: float) -> Array:
-        """The directions that cost on a ring what T coordinates of so many ``bits`` cost where they are
-        gathered: an int64 scalar."""
+        """How many directions are sent, if any: an int64 scalar.  ``bits``: of a coordinate, position
+        included."""
         low = self.lowrank
         assert low is not None
-        number = b.cast(self.number(b, like, dimension, control), "float64") / self._worth(bits)
+        coordinates = b.cast(self.number(b, like, dimension, control), "float64")
+        number = coordinates * MORE_DIRECTIONS / self._worth(bits)
         return b.minimum(b.cast(number, "int64"), b.constant(low.rank, "int64", like))
 
     def alternative(self, b: Backend, x: Array, used: Any, bits: float) -> Array:
@@ -200,7 +206,7 @@ class Adaptive(Scanning):
 
     @property
     def direction(self) -> float:
-        """The cost of a direction, in the mean of two steps: one sends a value per row, one per column."""
+        """The time of a direction, in the mean of two steps: one sends a value per row, one per column."""
         low, cost = self.lowrank, self.cost
         assert low is not None and isinstance(cost, LinkTime)
         return 32 * low.matrix.per_rank * cost.ring(cost.payload).per_bit

@@ -6,7 +6,7 @@ import pytest
 from hvd_adaptive.core.cost import LinkTime, PayloadBits
 
 SHAPES = {"directions": (200, 240), "coordinates": (200, 240), "bias": (50,)}
-LINK = LinkTime(PayloadBits(1, 4), bandwidth=1e8, compute=0.01)  # a given time: no clock has a say
+LINK = LinkTime(PayloadBits(1, 4), bandwidth=3e8, compute=0.01)  # a given time: no clock has a say
 RECIPES = {"lowrank": {"recipe": "lowrank", "rank": 3}, "adaptive": {"recipe": "adaptive", "cost": LINK}}
 STEPS = 14
 

@@ -67,7 +67,9 @@ def test_several_results_of_one_step_count_once():
 
 def test_the_first_step_of_a_kind_is_not_counted():
     wholes = Wholes(*np.zeros(len(Wholes._fields)))
-    for seconds, dense in [(0.3, False)] * (SETTLED + 1) + [(0.3, True)] + [(1.4, True)] * FEW + [(1.4, False)]:
+    for seconds, dense in (
+        [(0.3, False)] * (SETTLED + 1) + [(0.3, True)] + [(1.4, True)] * FEW + [(1.4, False)]
+    ):
         wholes = wholes.after(NUMPY, np.float64(seconds), np.bool_(dense))
     np.testing.assert_allclose(wholes.told(NUMPY), (0.3, 1.4))
     for seconds in (0.3, 3.0, 0.3, 0.3):  # and an interruption hardly does
