@@ -3,8 +3,8 @@
 What counts is which of the two, at the same cost, takes more of the energy of gradient and residual
 away.  Directions come first, since while they are sent it costs next to nothing to know what coordinates
 would have done, by the sample that a threshold is read off; the other way round it would cost a product
-of matrices.  What is not sent piles up, and makes what was not chosen look better than it would be: so a
-matrix that has turned to coordinates stays there.
+of matrices.  What is not sent piles up, and makes what was not chosen look better than it is: so it takes
+much to give directions up again, and a matrix that has turned to coordinates stays there.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ LEARNING = 4
 STEPS = 8
 """Steps for which directions are sent before it is asked whether they do more."""
 
-FEWEST = 8
+FEWEST = 4
 """Directions that a step must be able to afford.  Fewer leave too much unsent for good: one took more energy
 away than coordinates did, and the language model still needed a third more steps."""
 
 KEPT = 0.9
 """What a step leaves of the lead before it."""
+
+LOST = -5.0
+"""The lead at which directions that won their trial are given up: coordinates take three times as much."""
 
 
 class Trial(NamedTuple):
@@ -37,7 +40,8 @@ class Trial(NamedTuple):
     @property
     def goes_on(self) -> Any:
         """Whether directions are sent where enough of them can be afforded."""
-        return (self.steps < STEPS) | (self.lead > 0)
+        won = (self.steps > STEPS) & (self.lead > LOST)
+        return (self.steps < STEPS) | (self.lead > 0) | won
 
     def after(self, b: Backend, improvement: Array, alternative: Array) -> Trial:
         """After a step with directions that took ``improvement`` away, where coordinates would have
