@@ -31,7 +31,7 @@ sys.path.insert(0, str(HERE / "network"))
 
 from hosts import Hosts, missing  # noqa: E402
 
-WARM_UP = 20  # steps in which adaptive finds out what to send
+WARM_UP = 40  # steps in which adaptive finds out what to send
 Interval = tuple[float, float]
 COLLECTIVES = ("GLOO_", "MPI_", "NCCL_")
 CONTESTANTS = ("dense", "adaptive")
@@ -83,8 +83,9 @@ def main(out: Path, count: int, rate: float, local: bool, task_name: str, steps:
         raise click.ClickException(f"the launch failed:\n{output}")
     collectives = read_timeline(timeline)
     marks = {name: json.loads((out / f"{name}.json").read_text()) for name in CONTESTANTS}
-    steps_of = {name: [Step(one, collectives) for one in marks[name]] for name in CONTESTANTS}
+    steps_of = {name: [Step(one, collectives) for one in marks[name]["steps"]] for name in CONTESTANTS}
     _show(steps_of)
+    click.echo(f"adaptive is {marks['adaptive']['reason']}")
     where = f"{count} processes of one machine" if local else f"{count} hosts, {rate / 1e6:g} Mbit/s"
     _draw(out / "overlap.png", f"{task_name}, {where}", steps_of)
     click.echo(f"written to {out / 'overlap.png'}")
@@ -158,7 +159,8 @@ def _work(out: Path, task_name: str, steps: int, told: float | None) -> None:
                 times = {"began": began, "forward": forward, "backward": backward, "averaged": averaged}
                 marks.append({**times, "ended": time.time(), "compression": list(watched.intervals)})
         if hvd.rank() == 0:
-            (out / f"{name}.json").write_text(json.dumps(marks))
+            reason = "" if name == "dense" else inner.statistics().reason
+            (out / f"{name}.json").write_text(json.dumps({"reason": reason, "steps": marks}))
     hvd.shutdown()
 
 

@@ -149,7 +149,7 @@ def test_traced_directions_are_those_of_numpy(recipe):
     exact = left[:, :20].T @ right
     for step in range(1, 6):
         gradient = (exact + 0.1 * _gradient(step).reshape(20, 35)).reshape(-1)
-        price = 20.0 + step
+        price = 5.0 + step / 4
         here = control(step, price, *mine)
         known = (tf.constant(step, tf.int64), tf.constant(price, tf.float64), *other)
         sent, kept, ours = pipeline.compress(NUMPY, plan, here, gradient, ours.copy())
