@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from . import selection
@@ -204,7 +205,7 @@ class Adaptive(Scanning):
         largest = b.abs(drawn) >= selection.near_threshold(b, drawn, dimension, number)
         return b.sum(b.where(largest, drawn * drawn, 0.0)) * (dimension / int(drawn.shape[0]))
 
-    @property
+    @cached_property
     def direction(self) -> float:
         """The time of a direction, in the mean of two steps: one sends a value per row, one per column."""
         low, cost = self.lowrank, self.cost
@@ -213,8 +214,13 @@ class Adaptive(Scanning):
 
     def _worth(self, bits: float) -> float:
         """Coordinates of so many bits that cost as much where they are gathered as a direction on a ring."""
+        return self.direction / (bits * self._gathered)
+
+    @cached_property
+    def _gathered(self) -> float:
+        """The time of a bit that is gathered."""
         assert isinstance(self.cost, LinkTime)
-        return self.direction / (bits * dataclasses.replace(self.cost, collective="allgather").per_bit)
+        return dataclasses.replace(self.cost, collective="allgather").per_bit
 
     def _priced(self, b: Backend, drawn: Array, dimension: int, toll: Array) -> Array:
         if self.family == "sparsify":  # a coordinate improves the objective by its square

@@ -573,6 +573,13 @@ class Worker:
                     f"the residual of {name!r} has {length} elements and the parameter {d}; load the state "
                     "into a compressor of the same model"
                 )
+        for name, directions in state["directions"].items():
+            low = self._of(name).lowrank
+            if low is None or low.length != self._b.length(directions):
+                raise ConfigurationError(
+                    f"the state of {name!r} has directions of another rank= or shape; load it into a "
+                    "compressor of the same model and options"
+                )
         self._residuals = [kept.get(name) for name in self.names]
         self._steps = [int(state["steps"][name]) for name in self.names]
         self._latest = max(self._steps)

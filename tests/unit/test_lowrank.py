@@ -6,6 +6,7 @@ import pytest
 from hvd_adaptive.core import ballot, pipeline
 from hvd_adaptive.core.cost import LinkTime, PayloadBits
 from hvd_adaptive.core.ensemble import Ensemble
+from hvd_adaptive.core.errors import ConfigurationError
 from hvd_adaptive.core.form import STEPS
 from hvd_adaptive.core.lowrank import LowRank, Matrix, matrix
 from hvd_adaptive.core.numpy_backend import NUMPY
@@ -201,7 +202,11 @@ def test_directions_cost_a_fixed_multiple_of_coordinates(workers):
         assert gathered - one <= ring <= 1.001 * gathered
 
 
-def test_a_checkpoint_of_another_recipe_is_refused():
-    worker = Ensemble(NUMPY, lowrank(4, dense_below=0), SHAPES, 1).workers[0]
-    with pytest.raises(Exception, match="lowrank"):
-        Worker(NUMPY, topk(dense_below=0), SHAPES).restore(worker.state(), lambda _, x: x)
+def test_a_checkpoint_of_another_recipe_or_rank_is_refused():
+    ensemble = Ensemble(NUMPY, lowrank(4, dense_below=0), SHAPES, 1)
+    train(ensemble, lambda step, worker: of_rank(3, step), 3)
+    state = ensemble.workers[0].state()
+    with pytest.raises(ConfigurationError, match="lowrank"):
+        Worker(NUMPY, topk(dense_below=0), SHAPES).restore(state, lambda _, x: x)
+    with pytest.raises(ConfigurationError, match="rank="):
+        Worker(NUMPY, lowrank(5, dense_below=0), SHAPES).restore(state, lambda _, x: x)
