@@ -51,8 +51,9 @@ def main(names: tuple[str, ...], steps: int, path: Path) -> None:
                 for trace in run:  # noqa: B007
                     pass
             reached = trace.steps_to(chosen.target)
+            ring = 2 * (WORKERS - 1) / WORKERS  # of a dense step the result was counted
             wire = [
-                bits * (1.5 if dense else 1.0) for bits, dense in zip(trace.wire, trace.dense, strict=True)
+                bits * (ring if dense else 1.0) for bits, dense in zip(trace.wire, trace.dense, strict=True)
             ]
             row = {
                 "task": name,

@@ -47,6 +47,8 @@ class Trial(NamedTuple):
         """After a step with directions that took ``improvement`` away, where coordinates would have
         taken ``alternative``; float64 scalars."""
         both = improvement + alternative
-        known = (both > 0) & (self.steps >= LEARNING)
+        told = (both > 0) & (both < float("inf"))  # of gradients of zeros nothing can be learnt
+        known = told & (self.steps >= LEARNING)
         now = (improvement - alternative) / b.where(known, both, 1.0)
-        return Trial(self.steps + 1, self.lead * KEPT + b.where(known, now, 0.0))
+        steps = b.where(told, self.steps + 1, self.steps)
+        return Trial(steps, self.lead * KEPT + b.where(known, now, 0.0))

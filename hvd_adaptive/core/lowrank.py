@@ -147,10 +147,11 @@ class LowRank:
 
 
 def _even(control: Any) -> Any:
-    return control.step % 2 == 0
+    """Of the steps in which this tensor was sent along directions: others need not bring it each time."""
+    return control.trial.steps % 2 == 0
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _start(rank: int, matrix: Matrix) -> np.ndarray[Any, Any]:
     like = np.zeros(1, np.float32)
     halves = [

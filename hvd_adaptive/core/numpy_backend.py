@@ -20,6 +20,11 @@ _BLOCK = 1 << 16
 """Elements of a product at a time."""
 
 
+def _quiet() -> np.errstate:
+    """What is not finite is looked for, and told of, by the core."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
 class NumpyBackend:
     name = "numpy"
 
@@ -126,7 +131,8 @@ class NumpyBackend:
         return x
 
     def matmul(self, x: Array, y: Array) -> Array:
-        return x @ y
+        with _quiet():
+            return x @ y
 
     def transpose(self, x: Array) -> Array:
         return x.T
@@ -136,7 +142,8 @@ class NumpyBackend:
 
     def product(self, x: Array, y: Array, room: Array | None) -> Array:
         out = None if room is None else room.reshape(x.shape[1], y.shape[1])
-        return np.matmul(x.T, y, out=out).reshape(-1)
+        with _quiet():
+            return np.matmul(x.T, y, out=out).reshape(-1)
 
     def subtract_product_(self, z: Array, x: Array, y: Array) -> Array:
         whole = z.reshape(x.shape[1], y.shape[1])

@@ -110,6 +110,12 @@ def gathers(plan: Plan, control: Control) -> bool:
     return control.first or not (control.dense or rides or small(plan) or projects(plan, control))
 
 
+def rings(plan: Plan, control: Control) -> bool:
+    """Whether values of a sparse step ride Horovod's allreduce (of plain, not traced, control)."""
+    sparse = not (control.first or control.dense or small(plan))
+    return sparse and bool(plan.recipe.shared or projects(plan, control))
+
+
 def led(plan: Plan) -> bool:
     """Whether some ranks name the coordinates that all send."""
     return isinstance(plan.recipe.policy, Led)
@@ -153,19 +159,18 @@ def learnt(
     b: Backend, plan: Plan, control: Control, ring: Array, tally: ballot.Tally
 ) -> tuple[Array | None, Trial]:
     """The directions of the next step, and how they have done, from what all ranks have received of this."""
-    low, tuned = plan.recipe.lowrank, plan.recipe.adaptive
+    low = plan.recipe.lowrank
     now, trial = control.directions, control.trial
     if low is None or control.first or small(plan):
         return now, trial
     values, number = ring[ballot.SIZE :], used(plan, control)
     sent = projects(plan, control) & (control.dense == False) & (tally.nonfinite == False)  # noqa: E712
     sent = b.constant(sent, "bool", ring)
-    now = b.cond(sent, lambda: low.following(b, control, values, number), lambda: now)
-    if tuned is not None:
-        host = NUMPY if isinstance(tally.improvement, float) else b
-        after = trial.after(host, tally.improvement, tally.alternative)
-        trial = b.cond(sent, lambda: after, lambda: trial)
-    return now, trial
+    told = sent & all_finite(b, values)  # the sum may overflow where no part of it did
+    now = b.cond(told, lambda: low.following(b, control, values, number), lambda: now)
+    host = NUMPY if isinstance(tally.improvement, float) else b
+    after = trial.after(host, tally.improvement, tally.alternative)
+    return now, b.cond(sent, lambda: after, lambda: trial)
 
 
 def all_finite(b: Backend, x: Array) -> Array:
@@ -259,6 +264,8 @@ def compress(
 
     send_all = b.constant(rides(plan, control) or control.dense, "bool", x)
     riding, words, indices, note, improvement, alternative = b.cond(send_all, everything, chosen)
+    if low is not None:  # sums of huge numbers
+        finite = finite & all_finite(b, riding)
     if tuned is None:
         fixed = variable = sparse_time = dense_time = b.constant(0.0, "float32", x)
     else:

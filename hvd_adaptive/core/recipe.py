@@ -222,7 +222,7 @@ def adaptive(
     ranks make it the cheaper one (:func:`restate`).
 
     ``rank``: the most directions of a matrix that are sent instead of coordinates, where they do more at
-    the same cost (:mod:`hvd_adaptive.core.form`); 0: none are.  The default is 16 for progress with error
+    the same cost (:mod:`hvd_adaptive.core.form`); 0: none are.  The default is 32 for progress with error
     feedback and no warm-up, and 0 elsewhere.
     """
     if objective is None:
@@ -240,14 +240,19 @@ def adaptive(
         payload = SignPayloadBits(1) if family == "sign" else PayloadBits(1, value_bits=bits)
         cost = LinkTime(payload, bandwidth=DEFAULT_BANDWIDTH) if auto else link.load(cost).cost(payload)
     memory = named(memory)
-    projects = objective == "progress" and family == "sparsify" and not warmup_steps
-    projects = projects and isinstance(cost, LinkTime) and isinstance(memory, ErrorFeedback)
+    needed = {
+        "objective='progress'": objective == "progress",
+        "a cost that is a link's": isinstance(cost, LinkTime),
+        "family='sparsify'": family == "sparsify",
+        "memory='error_feedback'": type(memory) is ErrorFeedback,
+        "no warm-up": not warmup_steps,
+    }
     if rank is None:
-        rank = DIRECTIONS if projects else 0
-    elif rank and not projects:
-        raise ConfigurationError(
-            "rank needs objective='progress', family='sparsify', memory='error_feedback' and no warm-up"
-        )
+        rank = DIRECTIONS if all(needed.values()) else 0
+    elif isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise ConfigurationError(f"rank must be a whole number, 0 for no directions, not {rank!r}")
+    elif rank and not all(needed.values()):
+        raise ConfigurationError(f"rank needs {next(what for what, holds in needed.items() if not holds)}")
     tuned = Adaptive(
         cost,
         family,

@@ -55,6 +55,16 @@ class _Round:
     riding: int = 0
 
 
+class _Sent(NamedTuple):
+    """What a step sent of a tensor: ``indices`` of what rode the ring (None: of all), and the plan and
+    control by which it was made."""
+
+    step: int
+    outgoing: pipeline.Outgoing
+    indices: Array | None
+    way: tuple[pipeline.Plan, Control]
+
+
 class Worker:
     """Residuals, steps, price and counts of one worker.
 
@@ -100,7 +110,7 @@ class Worker:
         self._scales = [1.0] * len(self.names)  # of the residuals
         self._unit = 1.0  # of the course: the loss scale of its price
         self._skips = False  # whether a step in which some gradient is not finite is skipped as a whole
-        self._sent: dict[int, tuple[int, pipeline.Outgoing, Array | None]] = {}  # what may have to be undone
+        self._sent: dict[int, _Sent] = {}  # what may have to be undone
         self._ranks: list[int] = []
         self._plans: list[pipeline.Plan] = []
         self._agreed = False  # whether all ranks are known to have the same settings
@@ -162,6 +172,8 @@ class Worker:
         self._since = self._latest
         self._steps = [self._latest] * len(self.names)
         self._first = set(range(len(self.names)))
+        self._supports, self._directions = [None] * len(self.names), [None] * len(self.names)
+        self._trials = [Trial()] * len(self.names)
         start = Control(step=self._latest)
         self._course = Course(start, reason="a new recipe: no price yet")
         self._rounds[self._latest] = _Round(self._course, self._scale)
@@ -234,17 +246,18 @@ class Worker:
             return
         assert pending is not None
         indices = pending.indices if self._b.length(pending.indices) else None  # of what rides; None: all
-        if pipeline.projects(plan, control) and not control.dense:
-            riding = pipeline.along(self._b, plan, control, pending.note)
-        else:
-            riding = self._b.copy(outgoing.ring[ballot.SIZE :])  # the ring itself is reduced in place
-        self._sent[slot] = context.step, outgoing._replace(ring=riding), indices
+        riding = self._b.copy(outgoing.ring[ballot.SIZE :])  # the ring itself is reduced in place
+        way = plan, control
+        self._sent[slot] = _Sent(context.step, outgoing._replace(ring=riding), indices, way)
 
     def _reclaim(self, slot: int) -> None:
         """Gives back to the residual what the tensor sent in a step that was skipped."""
-        step, outgoing, indices = self._sent.pop(slot, (None, None, None))
-        round, residual = self._rounds.get(step if step is not None else -1), self._residuals[slot]
-        if outgoing is None or residual is None or round is None or not round.traffic.nonfinite_steps:
+        sent = self._sent.pop(slot, None)
+        if sent is None:
+            return
+        step, outgoing, indices, (plan, control) = sent
+        round, residual = self._rounds.get(step), self._residuals[slot]
+        if residual is None or round is None or not round.traffic.nonfinite_steps:
             return
         tally = round.tallies.get(slot)
         if tally is None or tally.nonfinite:  # then the residual is what it was
@@ -253,6 +266,8 @@ class Worker:
         if b.length(outgoing.message) and not b.length(values):  # else the message names a support
             indices, values = message.decode(outgoing.message)
         elif indices is None:
+            if pipeline.projects(plan, control) and not control.dense:
+                values = pipeline.along(b, plan, control, values)
             indices = b.arange(b.length(values), values)
         self._flushed.discard(slot)
         self._residuals[slot] = b.scatter_add_(residual, indices, values)
@@ -299,7 +314,7 @@ class Worker:
         )
         round.sparsity[plan.name] = int(pending.sparsity)
         context = Context(slot, step, control, pending)
-        if not (pipeline.gathers(plan, control) or control.dense or pipeline.small(plan)):
+        if pipeline.rings(plan, control):
             round.riding += int(pending.sparsity)
         self._remember(context, outgoing)
         return outgoing, context
@@ -345,6 +360,8 @@ class Worker:
             return
         self._directions[slot], trial = pipeline.learnt(self._b, plan, control, ring, tally)
         self._trials[slot] = Trial(*map(float, trial))
+        if plan.recipe.adaptive is not None and not self._trials[slot].goes_on:
+            self._directions[slot] = None  # they have lost, and are needed no more
         if pipeline.projects(plan, control):
             self._supports[slot] = None  # nobody has named the coordinates of the next step
 
@@ -522,6 +539,7 @@ class Worker:
 
         The residuals stay this worker's own.  Settings are compared anew in the next step.
         """
+        self._reclaim_all()
         kept = {n: state for n, state in self._states().items() if self._choice.named(n).memory.sends_parts}
         own = {
             "residuals": kept,

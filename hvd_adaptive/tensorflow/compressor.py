@@ -564,7 +564,7 @@ def _recorded(slot: Slot, step: Any, sparsity: Any, counts: Mapping[str, Any]) -
 def _control(recipe: Recipe, step: Any, start: _Start, known: Any) -> Control:
     directions, trial = (None, Trial()) if known is None else (known[0], Trial(*tf.unstack(known[1])))
     if recipe.adaptive is None:
-        return Control(step=step, directions=directions)
+        return Control(step=step, directions=directions, trial=trial)
     sparse, dense = Wholes(*tf.unstack(start.wholes)).told(TENSORFLOW)
     measure = float(recipe.adaptive.measure)
     return Control(

@@ -7,7 +7,7 @@ from hvd_adaptive.core import ballot, pipeline
 from hvd_adaptive.core.cost import LinkTime, PayloadBits
 from hvd_adaptive.core.ensemble import Ensemble
 from hvd_adaptive.core.errors import ConfigurationError
-from hvd_adaptive.core.form import STEPS
+from hvd_adaptive.core.form import STEPS, Trial
 from hvd_adaptive.core.lowrank import LowRank, Matrix, matrix
 from hvd_adaptive.core.numpy_backend import NUMPY
 from hvd_adaptive.core.policy import MORE_DIRECTIONS
@@ -89,7 +89,7 @@ def test_the_values_are_the_projection_and_the_rest_is_orthogonal_to_it():
     low = LowRank(5, Matrix(ROWS, COLUMNS))
     x = of_rank(20, noise=1.0)
     for step in (2, 3):
-        control = pipeline.Control(step=step)
+        control = pipeline.Control(step=9, trial=Trial(step))
         values = low.project(NUMPY, x, control, 5)
         assert values.shape == ((5 * ROWS,) if step == 2 else (5 * COLUMNS,))
         sent = low.spread(NUMPY, control, values, 5)
@@ -125,7 +125,7 @@ def test_bits_do_not_grow_with_the_number_of_workers():
         train(ensemble, lambda step, worker: of_rank(30, 10 * step + worker), 3)
         received.append(ensemble.workers[0].statistics().last.bits_received)
     assert received[0] == received[1]
-    assert received[0] == 32 * (ballot.SIZE + 4 * ROWS + ROWS)  # an even step; the bias goes as it is
+    assert received[0] == 32 * (ballot.SIZE + 4 * COLUMNS + ROWS)  # the bias goes as it is
 
 
 def test_a_nonfinite_step_teaches_nothing():
@@ -138,6 +138,54 @@ def test_a_nonfinite_step_teaches_nothing():
     for worker in ensemble.workers:
         assert worker.state()["directions"]["layer"].tobytes() == before.tobytes()
         assert np.isfinite(worker.residuals()["layer"]).all()
+
+
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_a_matrix_that_takes_part_in_some_steps_learns_its_directions(period):
+    """Heads in turn: which side is sent must not go by the steps of the model."""
+    shapes = {"trunk": (ROWS, COLUMNS), "head": (ROWS, COLUMNS)}
+    workers = [Worker(NUMPY, lowrank(4, dense_below=0), shapes) for _ in range(2)]
+    for rank, worker in enumerate(workers):
+        worker.meet([0, 1], rank)
+    exact = of_rank(2)
+    for step in range(12 * period):
+        for slot in [0, 1] if step % period == 0 else [0]:
+            ways = [worker.outgoing(slot, exact.copy()) for worker in workers]
+            ring = (ways[0][0].ring + ways[1][0].ring) / np.float32(2)
+            messages = None
+            if workers[0].gathers(ways[0][1]):
+                messages = np.concatenate([outgoing.message for outgoing, _ in ways])
+            for worker, (_, context) in zip(workers, ways, strict=True):
+                worker.incoming(context, ring.copy(), messages)
+                worker.done(context)
+    for residual in workers[0].residuals().values():
+        assert np.linalg.norm(residual) < 1.5 * np.linalg.norm(exact)
+
+
+def test_gradients_of_zeros_do_not_use_up_the_trial():
+    ensemble = Ensemble(NUMPY, adaptive(cost=LINK, dense_below=0), SHAPES, 2)
+    train(ensemble, lambda step, worker: np.zeros(ROWS * COLUMNS, np.float32), 2 * STEPS)
+    train(ensemble, lambda step, worker: of_rank(2, noise=0.01), 3 * STEPS, 2 * STEPS)
+    assert ensemble.workers[0].state()["trials"]["layer"][1] > 0
+
+
+def test_huge_gradients_do_not_end_in_directions_that_are_not_finite():
+    ensemble = Ensemble(NUMPY, lowrank(4, dense_below=0), SHAPES, 2)
+    train(ensemble, lambda step, worker: of_rank(3, step), 3)
+    train(ensemble, lambda step, worker: np.full(ROWS * COLUMNS, 1e38, np.float32), 1, 3)
+    for worker in ensemble.workers:
+        assert np.isfinite(worker.state()["directions"]["layer"]).all()
+        assert np.isfinite(worker.residuals()["layer"]).all()
+
+
+@pytest.mark.parametrize("recipe", [lowrank(8, dense_below=0), topk(dense_below=0)])
+def test_a_checkpoint_right_after_set_recipe_is_taken_back(recipe):
+    ensemble = Ensemble(NUMPY, lowrank(4, dense_below=0), SHAPES, 2)
+    train(ensemble, lambda step, worker: of_rank(3, step), 3)
+    ensemble.workers[0].set_recipe(recipe)
+    fresh = Worker(NUMPY, recipe, SHAPES)
+    fresh.restore(ensemble.workers[0].state(), lambda _, x: x.copy())
+    assert fresh.residuals()["layer"].tobytes() == ensemble.workers[0].residuals()["layer"].tobytes()
 
 
 @pytest.mark.parametrize("recipe", [lowrank(4, dense_below=0), adaptive(cost=LINK, dense_below=0)])

@@ -121,8 +121,8 @@ def test_traced_directions_are_those_of_numpy(recipe):
     plan = plans.plan(plans.choose(recipe, None, ["x"]), {"x": (20, DIMENSION // 20)}, 2, 0)["x"]
 
     def control(step, price, directions, trial):
-        kind = dict(price=price, trial=Trial(*trial)) if recipe.adaptive is not None else {}
-        return Control(step=step, directions=directions, **kind)
+        kind = dict(price=price) if recipe.adaptive is not None else {}
+        return Control(step=step, directions=directions, trial=Trial(*trial), **kind)
 
     @tf.function(autograph=False)
     def out(gradient, residual, step, price, directions, trial):
