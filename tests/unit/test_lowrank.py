@@ -111,6 +111,7 @@ def test_directions_stay_orthonormal_and_alike():
 
 
 def test_a_gradient_of_zeros_does_no_harm():
+    """T78."""
     ensemble = Ensemble(NUMPY, lowrank(4, dense_below=0), SHAPES, 2)
     train(ensemble, lambda step, worker: np.zeros(ROWS * COLUMNS, np.float32), 4)
     exact = of_rank(2)
