@@ -591,7 +591,8 @@ class Worker:
                     f"the residual of {name!r} has {length} elements and the parameter {d}; load the state "
                     "into a compressor of the same model"
                 )
-        for name, directions in state["directions"].items():
+        known = {name: place(slots[name], x) for name, x in state["directions"].items()}
+        for name, directions in known.items():
             low = self._of(name).lowrank
             if low is None or low.length != self._b.length(directions):
                 raise ConfigurationError(
@@ -608,10 +609,7 @@ class Worker:
             place(slot, state["supports"][name]) if name in state["supports"] else None
             for slot, name in enumerate(self.names)
         ]
-        self._directions = [
-            place(slot, state["directions"][name]) if name in state["directions"] else None
-            for slot, name in enumerate(self.names)
-        ]
+        self._directions = [known.get(name) for name in self.names]
         self._trials = [Trial(*state["trials"][name]) for name in self.names]
         control = {key: state["course"][key] for key in ("step", "price", "dense")}
         self._course = Course(Control(**control), state["course"]["until"], state["course"]["reason"])
