@@ -1,8 +1,8 @@
 """Low rank: what a matrix is along a few directions that all ranks hold alike.
 
-The gradient of a layer, averaged over a batch, lies near few directions.  In step t each rank sends its
-matrix A (rows x columns), residual included, projected onto r orthonormal directions: in even steps of
-the columns' space, values = V A^T, in odd ones of the rows', values = U A.  The projection is linear, so
+The gradient of a layer, averaged over a batch, lies near few directions.  In each step a rank sends its
+matrix A (rows x columns), residual included, projected onto r orthonormal directions: by turns of the
+columns' space, values = V A^T, and of the rows', values = U A.  The projection is linear, so
 values of all ranks add up on Horovod's own allreduce, as many however many ranks there are, with no
 index; what comes back spans the directions of the next step of the other kind.  So every two steps
 make one step of orthogonal iteration on the matrix that is being sent: PowerSGD (Vogels et al. 2019) with
@@ -118,7 +118,7 @@ class LowRank:
 
     def following(self, b: Backend, control: Any, values: Array, used: Any) -> Array:
         """The directions that the sum of all ranks' ``values`` leaves for the next step."""
-        ends = self.rank * self.matrix.rows
+        ends = self._ends
         now = self._directions(b, values, control)
 
         def turned(values: Array, before: Array) -> Array:
@@ -130,14 +130,19 @@ class LowRank:
             lambda: b.concat([now[:ends], turned(self._columns(b, values), self._right(b, now, control))]),
         )
 
+    @property
+    def _ends(self) -> int:
+        """Where the directions of the rows' space end, and those of the columns' begin."""
+        return self.rank * self.matrix.rows
+
     def _directions(self, b: Backend, like: Array, control: Any) -> Array:
         return b.constant(self.start(), "float32", like) if control.directions is None else control.directions
 
     def _left(self, b: Backend, like: Array, control: Any) -> Array:
-        return self._rows(b, self._directions(b, like, control)[: self.rank * self.matrix.rows])
+        return self._rows(b, self._directions(b, like, control)[: self._ends])
 
     def _right(self, b: Backend, like: Array, control: Any) -> Array:
-        return self._columns(b, self._directions(b, like, control)[self.rank * self.matrix.rows :])
+        return self._columns(b, self._directions(b, like, control)[self._ends :])
 
     def _rows(self, b: Backend, values: Array) -> Array:
         return b.reshape(values, (-1, self.matrix.rows))

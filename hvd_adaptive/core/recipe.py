@@ -294,6 +294,15 @@ def build(name: str, options: Mapping[str, Any]) -> Recipe:
     return maker(**options)
 
 
+def given(recipe: Recipe | str, options: Mapping[str, Any]) -> Recipe:
+    """A recipe as it is, or the one of that name under these options."""
+    if not isinstance(recipe, Recipe):
+        return build(recipe, options)
+    if options:
+        raise ConfigurationError(f"{min(options)} is an option of a recipe's name, not of a Recipe")
+    return recipe
+
+
 def from_config(config: Recipe | str | Mapping[str, Any]) -> Recipe:
     """A recipe as it is, from its name, or from a mapping ``{"recipe": name, option: value, ...}``."""
     if isinstance(config, Recipe):

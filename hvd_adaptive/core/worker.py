@@ -34,6 +34,10 @@ MEMORY = 64
 """Steps of the model after which a round is forgotten, however far behind some tensors are."""
 
 
+_COMMON = ("step", "price", "dense")
+"""What of a course's control is kept: the rest is each tensor's or each rank's own."""
+
+
 class Context(NamedTuple):
     """What a tensor's way out leaves for its way back."""
 
@@ -62,7 +66,8 @@ class _Sent(NamedTuple):
     step: int
     outgoing: pipeline.Outgoing
     indices: Array | None
-    way: tuple[pipeline.Plan, Control]
+    plan: pipeline.Plan
+    control: Control
 
 
 class Worker:
@@ -247,15 +252,14 @@ class Worker:
         assert pending is not None
         indices = pending.indices if self._b.length(pending.indices) else None  # of what rides; None: all
         riding = self._b.copy(outgoing.ring[ballot.SIZE :])  # the ring itself is reduced in place
-        way = plan, control
-        self._sent[slot] = _Sent(context.step, outgoing._replace(ring=riding), indices, way)
+        self._sent[slot] = _Sent(context.step, outgoing._replace(ring=riding), indices, plan, control)
 
     def _reclaim(self, slot: int) -> None:
         """Gives back to the residual what the tensor sent in a step that was skipped."""
         sent = self._sent.pop(slot, None)
         if sent is None:
             return
-        step, outgoing, indices, (plan, control) = sent
+        step, outgoing, indices, plan, control = sent
         round, residual = self._rounds.get(step), self._residuals[slot]
         if residual is None or round is None or not round.traffic.nonfinite_steps:
             return
@@ -524,7 +528,7 @@ class Worker:
             "trials": {name: list(trial) for name, trial in zip(self.names, self._trials, strict=True)},
             "flushed": [self.names[slot] for slot in sorted(self._flushed)],
             "course": {
-                **{key: getattr(course.control, key) for key in ("step", "price", "dense")},
+                **{key: getattr(course.control, key) for key in _COMMON},
                 **{"until": course.until, "reason": course.reason},
             },
             "total": dataclasses.asdict(self._total),
@@ -611,7 +615,7 @@ class Worker:
         ]
         self._directions = [known.get(name) for name in self.names]
         self._trials = [Trial(*state["trials"][name]) for name in self.names]
-        control = {key: state["course"][key] for key in ("step", "price", "dense")}
+        control = {key: state["course"][key] for key in _COMMON}
         self._course = Course(Control(**control), state["course"]["until"], state["course"]["reason"])
         self._scales = [float(state["scales"][name]) for name in self.names]
         self._unit, self._scale = float(state["unit"]), float(state["scale"])

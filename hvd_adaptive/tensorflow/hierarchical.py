@@ -25,7 +25,7 @@ from .. import process_sets
 from ..core import plans
 from ..core.errors import ConfigurationError, UnknownTensorError
 from ..core.hierarchy import Hierarchy, speakers
-from ..core.recipe import Recipe, build
+from ..core.recipe import Recipe, given
 from ..core.statistics import Statistics
 from .backend import TENSORFLOW
 from .compressor import Compressor, described
@@ -79,15 +79,12 @@ class Hierarchical(tf.Module):
             raise ConfigurationError(
                 "make Hierarchical outside of any function; graphs of TensorFlow 1 are not supported"
             )
-        if isinstance(recipe, Recipe) and options:
-            raise ConfigurationError(f"{min(options)} is an option of a recipe's name, not of a Recipe")
-        recipe = recipe if isinstance(recipe, Recipe) else build(recipe, options)
         self._op = hvd.Average if op is None else op
         if self._op not in (hvd.Average, hvd.Sum):
             raise ConfigurationError(f"op={op} must be hvd.Average or hvd.Sum, the tape's own")
         variables = list(variables)
         shapes = dict(described(variables))
-        choice = plans.gathering(plans.choose(recipe, overrides, list(shapes)))
+        choice = plans.gathering(plans.choose(given(recipe, options), overrides, list(shapes)))
         self._tag = plans.tag(name)
         local_ranks = hvd.allgather(tf.constant([hvd.local_rank()]), name=f"{self._tag}.hosts").numpy()
         self.hierarchy = Hierarchy.of(local_ranks.tolist())

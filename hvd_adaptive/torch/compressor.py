@@ -14,7 +14,7 @@ from ..core.backend import Array
 from ..core.errors import ConfigurationError
 from ..core.link import measured
 from ..core.numpy_backend import NUMPY
-from ..core.recipe import Recipe, build
+from ..core.recipe import Recipe, given
 from ..core.statistics import Statistics, Traffic
 from ..core.worker import Context, Worker
 from .backend import TORCH
@@ -209,9 +209,7 @@ class Compressor:
 
         Raises ConfigurationError for bad settings, and in the middle of a step.
         """
-        if isinstance(recipe, Recipe) and options:
-            raise ConfigurationError(f"{min(options)} is an option of a recipe's name, not of a Recipe")
-        self._worker.set_recipe(recipe if isinstance(recipe, Recipe) else build(recipe, options), overrides)
+        self._worker.set_recipe(given(recipe, options), overrides)
 
     # -- reports and checkpoints
 

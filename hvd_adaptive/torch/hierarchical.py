@@ -28,7 +28,7 @@ from .. import process_sets
 from ..core import plans
 from ..core.errors import ConfigurationError
 from ..core.hierarchy import Hierarchy, speakers
-from ..core.recipe import Recipe, build
+from ..core.recipe import Recipe, given
 from ..core.statistics import Statistics
 from .compressor import Compressor
 from .horovod import load
@@ -69,14 +69,11 @@ class Hierarchical:
         **options: Any,
     ) -> None:
         hvd = load()
-        if isinstance(recipe, Recipe) and options:
-            raise ConfigurationError(f"{min(options)} is an option of a recipe's name, not of a Recipe")
-        recipe = recipe if isinstance(recipe, Recipe) else build(recipe, options)
         self._op = hvd.Average if op is None else op
         if self._op not in (hvd.Average, hvd.Sum):
             raise ConfigurationError(f"op={op} must be hvd.Average or hvd.Sum, the optimizer's own")
         self._parameters = Parameters(named_parameters)
-        choice = plans.choose(recipe, overrides, self._parameters.names)
+        choice = plans.choose(given(recipe, options), overrides, self._parameters.names)
         self._tag = plans.tag(name)
         local_rank = torch.tensor([hvd.local_rank()])
         local_ranks = hvd.allgather(local_rank, name=f"{self._tag}.hosts").tolist()
