@@ -86,8 +86,7 @@ def horovodrun(tmp_path: Path) -> Callable[..., Run]:
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             "HOROVOD_CYCLE_TIME": "1",  # milliseconds: steps are short here
-            "PYTHONPATH": os.pathsep.join([str(WORKERS), str(REPOSITORY)]),
-            "HVD_ADAPTIVE_RESULTS": str(folder),
+            **_finds(folder),
             TAG: tag,
             **(env or {}),
         }
@@ -100,6 +99,32 @@ def horovodrun(tmp_path: Path) -> Callable[..., Run]:
         return Run(returncode, results, output)
 
     return launch
+
+
+@pytest.fixture
+def over_links(tmp_path: Path) -> Callable[..., list[Any]]:
+    """``over_links(machines, function, *args, ranks=2, timeout=200)``: a module-level function on every rank
+    of all ``machines`` (the network benchmark's ``Hosts``, entered), and what each rank returned."""
+
+    def launch(
+        machines: Any, function: Callable[..., Any], *args: Any, ranks: int = 2, timeout: float = 200
+    ) -> list[Any]:
+        folder = tmp_path / f"run-{uuid.uuid4().hex}"
+        folder.mkdir()
+        command = _command(function, args, {}, folder)
+        run = machines.horovodrun(command, ranks=ranks, env=_finds(folder), timeout=timeout)
+        assert run.returncode == 0, run.output[-5000:]
+        return [_load(folder / f"rank-{rank}.pickle") for rank in range(ranks * len(machines))]
+
+    return launch
+
+
+def _finds(folder: Path) -> dict[str, str]:
+    """What tells a rank where its modules are, and where its result goes."""
+    return {
+        "PYTHONPATH": os.pathsep.join([str(WORKERS), str(REPOSITORY)]),
+        "HVD_ADAPTIVE_RESULTS": str(folder),
+    }
 
 
 def _horovodrun(np: int, hosts: str | None, discovery: Path | None) -> list[str]:

@@ -1,15 +1,9 @@
 """Two hosts with two ranks each: dense inside, compressed between, the same model everywhere."""
 
-import os
-import pickle
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-WORKERS = Path(__file__).parent / "workers"
-REPOSITORY = Path(__file__).parents[2]
 TWO_HOSTS = "localhost:2,127.0.0.1:2"
 
 
@@ -327,7 +321,7 @@ def bits_between_hosts(mode):
     return 0 if statistics is None else statistics.total.bits_sent
 
 
-def test_bits_between_hosts_shrink_by_the_ranks_per_host(tmp_path):
+def test_bits_between_hosts_shrink_by_the_ranks_per_host(over_links):
     import hosts  # not on the ranks, which import this module too
 
     if lack := hosts.missing():
@@ -335,22 +329,9 @@ def test_bits_between_hosts_shrink_by_the_ranks_per_host(tmp_path):
     sent, carried = {}, {}
     with hosts.Hosts(2) as pair:
         for mode in ("flat", "hierarchical"):
-            folder = tmp_path / mode
-            folder.mkdir()
-            (folder / "call").write_bytes(pickle.dumps((__file__, "bits_between_hosts", (mode,), {})))
             before = pair.sent(0) + pair.sent(1)
-            run = pair.horovodrun(
-                [sys.executable, WORKERS / "call.py", folder / "call"],
-                ranks=2,
-                env={
-                    "HVD_ADAPTIVE_RESULTS": str(folder),
-                    "PYTHONPATH": os.pathsep.join([str(WORKERS), str(REPOSITORY)]),
-                },
-                timeout=200,
-            )
-            assert run.returncode == 0, run.output[-5000:]
+            sent[mode] = sum(over_links(pair, bits_between_hosts, mode))
             carried[mode] = pair.sent(0) + pair.sent(1) - before
-            sent[mode] = sum(pickle.loads((folder / f"rank-{r}.pickle").read_bytes()) for r in range(4))
     # two ranks per host: half of the bits, as the ranks count them; biases and ballots go dense
     assert sent["flat"] / sent["hierarchical"] == pytest.approx(2, rel=0.05)
     # on the links too, where headers, start-up and Horovod's own talk come to the same on both sides

@@ -1,8 +1,5 @@
 """Hierarchical mode in TensorFlow, on two hosts with two ranks each: the same model everywhere."""
 
-import os
-import pickle
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +8,6 @@ import pytest
 from hvd_adaptive.core.cost import LinkTime, PayloadBits
 
 pytest.importorskip("tensorflow")
-WORKERS = Path(__file__).parent / "workers"
-REPOSITORY = Path(__file__).parents[2]
 KERAS3 = {"TF_USE_LEGACY_KERAS": "0"}
 LINK = LinkTime(PayloadBits(1), bandwidth=1e6, compute=0.05)
 
@@ -274,24 +269,13 @@ def _on_link():
     return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
 
 
-def test_bits_between_hosts_shrink_by_the_ranks_per_host(tmp_path):
+def test_bits_between_hosts_shrink_by_the_ranks_per_host(over_links):
     import hosts  # not on the ranks, which import this module too
 
     if lack := hosts.missing():
         pytest.skip(lack)
-    (tmp_path / "call").write_bytes(pickle.dumps((__file__, "bits_between_hosts", (), {})))
     with hosts.Hosts(2) as pair:
-        run = pair.horovodrun(
-            [sys.executable, WORKERS / "call.py", tmp_path / "call"],
-            ranks=2,
-            env={
-                "HVD_ADAPTIVE_RESULTS": str(tmp_path),
-                "PYTHONPATH": os.pathsep.join([str(WORKERS), str(REPOSITORY)]),
-            },
-            timeout=200,
-        )
-    assert run.returncode == 0, run.output[-5000:]
-    ranks = [pickle.loads((tmp_path / f"rank-{r}.pickle").read_bytes()) for r in range(4)]
+        ranks = over_links(pair, bits_between_hosts)
     sent = {mode: sum(rank[mode][0] for rank in ranks) for mode in ranks[0]}
     carried = {mode: sum(ranks[r][mode][1] for r in (0, 2)) for mode in ranks[0]}
     print(sent, carried)
