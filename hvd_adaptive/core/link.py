@@ -29,6 +29,10 @@ SIZES = (16, 1024, 16_384, 131_072, 1_048_576, 4_194_304)
 GREATEST_FILE = 1 << 20
 """Bytes; a calibration is a few hundred."""
 
+REPEATS, LONGEST, ENOUGH = 3, 0.008, 0.03
+"""As for :func:`measure`, where training waits for it: a fifth of a second in all.  What steps then take
+tells the rest."""
+
 _FASTEST = 1e-14  # seconds a byte where a fit finds none
 
 
@@ -131,7 +135,7 @@ def measured(ranks: Sequence[int], collectives: Collectives) -> Link:
     key = tuple(ranks)
     (knowing,) = collectives.mean([float(key in _known)])
     if knowing < 1 - 0.5 / len(ranks):
-        _known[key] = measure(collectives, len(ranks))
+        _known[key] = measure(collectives, len(ranks), repeats=REPEATS, longest=LONGEST, enough=ENOUGH)
     return _known[key]
 
 
@@ -141,15 +145,26 @@ def measure(
     *,
     repeats: int = 5,
     longest: float = 0.04,
+    enough: float = math.inf,
     now: Callable[[], float] = time.perf_counter,
     report: Callable[[int, Sequence[float]], None] = lambda count, seconds: None,
 ) -> Link:
     """Times both collectives, on all ranks at once, over growing sizes until one takes more than
-    ``longest`` seconds.  ``report`` is told the elements and the seconds of each collective."""
+    ``longest`` seconds: each ``repeats`` times after a first one, fewer where that would take more than
+    ``enough`` seconds.  ``report`` is told the elements and the seconds of each collective."""
     samples: list[tuple[int, Sequence[float]]] = []
+    kinds = collectives.allgather, collectives.allreduce
     for count in SIZES:
-        kinds = collectives.allgather, collectives.allreduce
-        seconds = collectives.mean([_typical(kind, count, repeats, now) for kind in kinds])
+        # First calls set buffers up, and count only where they take so long that this does not matter.
+        seconds = collectives.mean([_timed(kind, count, now) for kind in kinds])
+        times = [int(min(enough / max(first, 1e-9), repeats)) for first in seconds]  # alike on all ranks
+        if any(times):
+            seconds = collectives.mean(
+                [
+                    statistics.median(_timed(kind, count, now) for _ in range(number)) if number else first
+                    for kind, number, first in zip(kinds, times, seconds, strict=True)
+                ]
+            )
         samples.append((4 * count, seconds))
         report(count, seconds)
         if len(samples) > 1 and max(seconds) > longest:
@@ -158,15 +173,10 @@ def measure(
     return Link(world_size, gather, reduce)
 
 
-def _typical(collective: Callable[[int], None], count: int, repeats: int, now: Callable[[], float]) -> float:
-    """Median seconds, after one that sets buffers up and is not counted."""
+def _timed(collective: Callable[[int], None], count: int, now: Callable[[], float]) -> float:
+    began = now()
     collective(count)
-    taken = []
-    for _ in range(repeats):
-        began = now()
-        collective(count)
-        taken.append(now() - began)
-    return statistics.median(taken)
+    return now() - began
 
 
 def fit(samples: Sequence[tuple[int, float]]) -> Line:

@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import hashing, selection
+from . import hashing, kernels, scan, selection
 from .backend import Array, Backend
 from .errors import ConfigurationError
 from .numpy_backend import NUMPY
+
+Host = np.ndarray[Any, Any]
 
 LARGEST_SHARE = 0.25
 """A projection of more than this part of a matrix's elements would save too little for what it loses."""
@@ -99,6 +101,19 @@ class LowRank:
             lambda: b.reshape(b.matmul(self._right(b, x, control)[:used], b.transpose(a)), (-1,)),
             lambda: b.reshape(b.matmul(self._left(b, x, control)[:used], a), (-1,)),
         )
+
+    def swept(
+        self, b: Backend, total: Host, own: Host, control: Any, used: Any, like: Array
+    ) -> tuple[Array, bool]:
+        """Adds what is finite of ``own`` to ``total``, in the host's memory, and returns what :meth:`project`
+        says of the sum; and whether all of ``own`` is finite.  ``like``: an array of the backend."""
+        right = bool(_even(control))
+        directions = (self._right if right else self._left)(b, like, control)[:used]
+        known = kernels.host(b, directions)
+        assert known is not None
+        shape = self.matrix
+        values, finite = scan.add_and_project(total.reshape(shape), own.reshape(shape), known, right)
+        return b.from_host(values.reshape(-1), like), finite
 
     def less(self, b: Backend, x: Array, control: Any, values: Array, used: Any) -> Array:
         """``x`` without what the ``values`` say; may reuse its storage."""

@@ -23,7 +23,7 @@ import numpy as np
 from . import ballot, kernels, message, scan, selection
 from .backend import Array, Backend, backend_of
 from .cost import LinkTime
-from .form import FEWEST, Trial
+from .form import Trial
 from .memory import ErrorFeedback
 from .numpy_backend import NUMPY
 from .policy import MORE_DIRECTIONS, Adaptive, Control, Led, Scanning, sends_all
@@ -126,9 +126,16 @@ def projects(plan: Plan, control: Control) -> Any:
     low = plan.recipe.lowrank
     if low is None or control.first or small(plan):
         return False
-    if plan.recipe.adaptive is None:
+    tuned = plan.recipe.adaptive
+    if tuned is None:
         return True
-    return control.trial.goes_on & (control.price > 0) & (used(plan, control) >= min(FEWEST, low.rank))
+    return trusts(plan, control.trial) & (control.price > 0) & (used(plan, control) >= tuned.fewest)
+
+
+def trusts(plan: Plan, trial: Trial) -> Any:
+    """Whether directions are sent of the tensor where enough of them can be afforded."""
+    tuned = plan.recipe.adaptive
+    return plan.recipe.lowrank is None or tuned is None or tuned.minor or trial.goes_on
 
 
 def used(plan: Plan, control: Control) -> Any:
@@ -137,6 +144,8 @@ def used(plan: Plan, control: Control) -> Any:
     assert low is not None
     if tuned is None:
         return low.rank
+    if control.used is not None:
+        return control.used
     if isinstance(control.price, (int, float)):  # what all ranks know on the host need not come from a device
         return int(tuned.used(NUMPY, np.zeros(0), plan.dimension, control, _coordinate_bits(plan)))
     return tuned.used(
@@ -199,9 +208,9 @@ def compress(
     swept = _swept(b, plan, control, flat, residual)
     x, kept = flat, residual
     if swept is not None and residual is not None:
-        (candidates, finite), x = swept, residual
+        (found, finite), x = swept, residual
     else:
-        candidates, finite = None, all_finite(b, flat)
+        found, finite = None, all_finite(b, flat)
         x = b.cond(finite, lambda: flat, lambda: b.where(b.abs(flat) < float("inf"), flat, 0.0))
         if residual is not None:
             x, kept = memory.compensate(b, residual, x, plan.world_size)
@@ -212,10 +221,10 @@ def compress(
     projecting, low = projects(plan, control), plan.recipe.lowrank
 
     def support() -> Array:
-        if candidates is None:
+        if found is None:
             return policy.support(b, x, control)
         assert isinstance(policy, Scanning)
-        return policy.chosen(b, x, candidates, control)
+        return policy.chosen(b, x, found, control)
 
     def sparse() -> tuple[Array, ...]:
         kind = "fp32" if small(plan) else plan.recipe.values
@@ -254,8 +263,10 @@ def compress(
     def projected() -> tuple[Array, ...]:
         assert low is not None
         number = used(plan, control)
-        values = low.project(b, x, control, number)
-        other = none if tuned is None else tuned.alternative(b, x, number, _coordinate_bits(plan))
+        values = low.project(b, x, control, number) if found is None else found
+        other = none
+        if tuned is not None and not tuned.minor:
+            other = tuned.alternative(b, x, number, _coordinate_bits(plan))
         return values, nothing, b.zeros(0, "int64", x), values, b.sum(values * values), other
 
     def chosen() -> tuple[Array, ...]:
@@ -305,21 +316,26 @@ def compress(
 def _swept(
     b: Backend, plan: Plan, control: Control, flat: Array, residual: Array | None
 ) -> tuple[Array, Array] | None:
-    """Adds the gradient to the residual of error feedback and finds the candidates of the policy in one
-    pass over the host's memory: their indices, and whether all of ``flat`` is finite.  None where that
-    cannot be done, and nothing has been."""
-    policy = plan.recipe.policy
-    if residual is None or not isinstance(plan.recipe.memory, ErrorFeedback):
-        return None
-    if small(plan) or sends_all(policy) or not isinstance(policy, Scanning):
+    """Adds the gradient to the residual of error feedback, and in the same pass over the host's memory finds
+    the candidates of the policy, or what the sum is along the directions; and says whether all of ``flat`` is
+    finite.  None where that cannot be done, and nothing has been."""
+    policy, low = plan.recipe.policy, plan.recipe.lowrank
+    if residual is None or small(plan) or not isinstance(plan.recipe.memory, ErrorFeedback):
         return None
     total, own = kernels.host(b, residual), kernels.host(b, flat)
-    if total is None or own is None or bool(control.dense) or projects(plan, control):
+    if total is None or own is None or bool(control.dense):
         return None
-    drawn = selection.sample(b, residual) + selection.sample(b, flat)
-    threshold = float(policy.threshold(b, drawn, plan.dimension, control))
-    found, finite = scan.add_at_least(total, own, threshold)
-    return b.from_host(found, flat), b.constant(finite, "bool", flat)
+    if projects(plan, control):
+        assert low is not None
+        found, finite = low.swept(b, total, own, control, used(plan, control), flat)
+    elif sends_all(policy) or not isinstance(policy, Scanning):
+        return None
+    else:
+        drawn = selection.sample(b, residual) + selection.sample(b, flat)
+        threshold = float(policy.threshold(b, drawn, plan.dimension, control))
+        positions, finite = scan.add_at_least(total, own, threshold)
+        found = b.from_host(positions, flat)
+    return found, b.constant(finite, "bool", flat)
 
 
 def _variable(b: Backend, plan: Plan, tuned: Adaptive, indices: Array, words: Array, first: bool) -> Array:

@@ -18,7 +18,7 @@ from . import selection
 from .backend import Array, Backend
 from .cost import CostModel, LinkTime
 from .errors import ConfigurationError
-from .form import Trial
+from .form import FEWEST, Trial
 from .lowrank import LowRank
 
 
@@ -32,7 +32,8 @@ class Control:
     without communication, ``sparse_time`` and ``dense_time`` of a whole step of either kind; 0 where
     they are not known.  ``support``: what all ranks send of this tensor, where that is known from the
     step before.  ``directions``: the tensor's, as :mod:`hvd_adaptive.core.lowrank` keeps them (None: those
-    of the start).  ``trial``: how they have done, where coordinates could be sent instead.  ``first``: the
+    of the start), and ``used`` how many of them would be sent (None: to be reckoned).  ``trial``: how they
+    have done, where coordinates could be sent instead.  ``first``: the
     ranks have not compared their settings yet, so every tensor is sent in the one form that does not
     depend on them, a ballot and a message that describes itself.
     """
@@ -46,6 +47,7 @@ class Control:
     first: bool = False
     support: Any = None
     directions: Any = None
+    used: Any = None
     trial: Trial = Trial()
 
 
@@ -193,8 +195,10 @@ class Adaptive(Scanning):
         low = self.lowrank
         assert low is not None
         coordinates = b.cast(self.number(b, like, dimension, control), "float64")
-        number = coordinates * MORE_DIRECTIONS / self._worth(bits)
-        return b.minimum(b.cast(number, "int64"), b.constant(low.rank, "int64", like))
+        number = b.cast(coordinates * MORE_DIRECTIONS / self._worth(bits), "int64")
+        least = self.fewest if self.minor else 0
+        number = b.where(number < least, b.constant(least, "int64", like), number)
+        return b.minimum(number, b.constant(low.rank, "int64", like))
 
     def alternative(self, b: Backend, x: Array, used: Any, bits: float) -> Array:
         """About the squares of as many of the largest coordinates of ``x`` as cost what so many directions
@@ -204,6 +208,20 @@ class Adaptive(Scanning):
         number = b.minimum(number, b.constant(dimension, "int64", x))
         largest = b.abs(drawn) >= selection.near_threshold(b, drawn, dimension, number)
         return b.sum(b.where(largest, drawn * drawn, 0.0)) * (dimension / int(drawn.shape[0]))
+
+    @property
+    def fewest(self) -> int:
+        """The directions that a step must be able to afford."""
+        assert self.lowrank is not None
+        return min(FEWEST, self.lowrank.rank)
+
+    @cached_property
+    def minor(self) -> bool:
+        """Whether the matrix is so small, for the link, that the fewest directions take no longer than an
+        allgather of nothing, which any coordinate of it would need."""
+        assert isinstance(self.cost, LinkTime)
+        gather = dataclasses.replace(self.cost, collective="allgather", compute=0.0)
+        return self.fewest * self.direction <= gather.fixed
 
     @cached_property
     def direction(self) -> float:

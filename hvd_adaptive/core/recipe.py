@@ -26,8 +26,13 @@ DENSE_BELOW = 1024
 """Tensors of fewer elements go dense: a message of theirs would cost about as much in latency and
 header as it saves."""
 
-DIRECTIONS = 32
-"""The most that ``adaptive`` sends of a matrix: more save few steps."""
+VECTORS = 16
+"""Where matrices may be sent along directions, vectors go dense up to so many times as many elements as other
+tensors: they are few beside the matrices that they belong to, and would need a collective of their own."""
+
+DIRECTIONS = 16
+"""The most that ``adaptive`` sends of a matrix: twice as many save 1 to 4 per cent of the steps, half as many
+cost 13 (benchmarks/lowrank.py)."""
 
 EVERYTHING = 1 << 62
 """More elements than a tensor has."""
@@ -75,14 +80,16 @@ class Recipe:
         return isinstance(self.policy, (SharedRandom, Led, LowRank))
 
     def fitted(self, shape: Sequence[int]) -> Recipe:
-        """The recipe for a tensor of that shape: what is no matrix is not projected."""
+        """The recipe for a tensor of that shape: what is no matrix is not projected, and a short one not
+        compressed."""
         tuned, low = self.adaptive, self.lowrank
         if low is None:
             return self
         fitted = low.fitted(shape)
         if tuned is not None:
+            least = self.dense_below * (VECTORS if fitted is None else 1)
             tuned = dataclasses.replace(tuned, lowrank=fitted)
-            return dataclasses.replace(self, policy=_with(self.policy, tuned))
+            return dataclasses.replace(self, policy=_with(self.policy, tuned), dense_below=least)
         if fitted is None:
             return dataclasses.replace(self, dense_below=EVERYTHING)
         return dataclasses.replace(self, policy=fitted)
@@ -222,7 +229,7 @@ def adaptive(
     ranks make it the cheaper one (:func:`restate`).
 
     ``rank``: the most directions of a matrix that are sent instead of coordinates, where they do more at
-    the same cost (:mod:`hvd_adaptive.core.form`); 0: none are.  The default is 32 for progress with error
+    the same cost (:mod:`hvd_adaptive.core.form`); 0: none are.  The default is 16 for progress with error
     feedback and no warm-up, and 0 elsewhere.
     """
     if objective is None:

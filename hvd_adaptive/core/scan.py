@@ -22,6 +22,7 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITE = np.uint32(0x7F800000)
 _LARGEST = np.finfo(np.float32).max
 _BLOCK, _PART = 64, 16
+_CACHED = 1 << 16  # coordinates that stay in a core's cache
 _CHUNK = 1 << 20  # coordinates below which a second thread does not pay
 
 Bits = Any
@@ -118,6 +119,30 @@ def add_at_least(
         return int(count)
 
     return _collected(x.size, fill), not any(wrong)
+
+
+def add_and_project(
+    total: np.ndarray[Any, Any], x: np.ndarray[Any, Any], directions: np.ndarray[Any, Any], right: bool
+) -> tuple[np.ndarray[Any, Any], bool]:
+    """In one pass adds what is finite of ``x`` to ``total``, both rows x columns, and multiplies the sum by
+    the directions: ``directions @ total.T`` (r x rows) where they are ``right`` (r x columns), and else
+    ``directions @ total`` (r x columns).  Also says whether all of ``x`` is finite.  All are float32 and
+    contiguous."""
+    rows, columns = total.shape
+    shape = (rows, len(directions)) if right else (len(directions), columns)
+    result, finite = np.zeros(shape, np.float32), True
+    step = max(1, _CACHED // columns)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for begin in range(0, rows, step):
+            part, own = total[begin : begin + step], x[begin : begin + step]
+            if not all_finite(own.reshape(-1)):
+                own, finite = np.where(np.isfinite(own), own, np.float32(0)), False
+            part += own
+            if right:
+                np.matmul(part, directions.T, out=result[begin : begin + step])
+            else:
+                result += directions[:, begin : begin + step] @ part
+    return result.T if right else result, finite
 
 
 @jit

@@ -296,7 +296,10 @@ class Worker:
         if first:
             return dataclasses.replace(control, step=step, first=True)
         support, directions, trial = self._supports[slot], self._directions[slot], self._trials[slot]
-        return dataclasses.replace(control, step=step, support=support, directions=directions, trial=trial)
+        control = dataclasses.replace(control, step=step, support=support, directions=directions, trial=trial)
+        if self._plans[slot].recipe.lowrank is None:
+            return control
+        return dataclasses.replace(control, used=pipeline.used(self._plans[slot], control))
 
     def outgoing(self, slot: int, gradient: Array) -> tuple[pipeline.Outgoing | None, Context]:
         """What to send of a gradient, or None for one that goes as it is.
@@ -364,7 +367,7 @@ class Worker:
             return
         self._directions[slot], trial = pipeline.learnt(self._b, plan, control, ring, tally)
         self._trials[slot] = Trial(*map(float, trial))
-        if plan.recipe.adaptive is not None and not self._trials[slot].goes_on:
+        if not pipeline.trusts(plan, self._trials[slot]):
             self._directions[slot] = None  # they have lost, and are needed no more
         if pipeline.projects(plan, control):
             self._supports[slot] = None  # nobody has named the coordinates of the next step

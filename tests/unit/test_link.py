@@ -1,6 +1,7 @@
 """Measured links: the line through what was timed, the file between, and what is refused."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -33,13 +34,14 @@ def test_no_coefficient_is_negative(samples):
 class Timed:
     """Collectives that take what a line says, now and then ten times that."""
 
-    def __init__(self, line):
+    def __init__(self, line, interrupted=0.1):
         self.line, self.time, self.calls, self.rng = line, 0.0, 0, np.random.default_rng(0)
+        self.interrupted = interrupted
 
     def allgather(self, count):
         self.calls += 1
         usual = self.line.fixed + self.line.per_byte * 4 * count
-        self.time += usual * (10 if self.rng.random() < 0.1 else 1)
+        self.time += usual * (10 if self.rng.random() < self.interrupted else 1)
 
     allreduce = allgather
 
@@ -62,6 +64,16 @@ def test_slow_links_are_spared_the_large_sizes():
     timed, seen = Timed(Line(1e-3, 1e-6)), []
     link.measure(timed, 2, now=timed.now, longest=0.05, report=lambda count, seconds: seen.append(count))
     assert seen == list(link.SIZES[:3])  # 64 KiB take 66 ms
+
+
+@pytest.mark.parametrize("per_byte", [1e-6, 8e-8, 8e-9, 1e-9])
+def test_training_waits_a_fifth_of_a_second_for_the_link(per_byte, monkeypatch):
+    timed = Timed(Line(1e-3, per_byte), interrupted=0)
+    monkeypatch.setattr(link, "_known", {})
+    monkeypatch.setattr(link, "measure", partial(link.measure, now=timed.now))
+    found = link.measured([0, 1], timed)
+    assert timed.time < 0.3  # by the clock of what is pretended
+    assert found.allgather.per_byte == pytest.approx(per_byte, rel=1e-3)
 
 
 def test_a_cost_charges_what_was_measured():

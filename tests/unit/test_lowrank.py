@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hvd_adaptive.core import ballot, pipeline
+from hvd_adaptive.core import ballot, kernels, pipeline
 from hvd_adaptive.core.cost import LinkTime, PayloadBits
 from hvd_adaptive.core.ensemble import Ensemble
 from hvd_adaptive.core.errors import ConfigurationError
@@ -161,6 +161,49 @@ def test_a_matrix_that_takes_part_in_some_steps_learns_its_directions(period):
                 worker.done(context)
     for residual in workers[0].residuals().values():
         assert np.linalg.norm(residual) < 1.5 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("rank", [4, 16])
+@pytest.mark.parametrize("bad", [None, np.nan, np.inf])
+def test_one_pass_over_memory_says_what_the_primitives_say(rank, bad):
+    shape = (1200, 300)  # several blocks
+    rng = np.random.default_rng(rank)
+    gradients = [rng.standard_normal(shape).astype(np.float32) for _ in range(4)]
+    workers = [Worker(NUMPY, lowrank(rank, dense_below=0), {"layer": shape}) for _ in range(2)]
+    for step, gradient in enumerate(gradients):
+        if bad is not None and step > 1:  # one step of either kind
+            gradient[700, 20 + step] = bad
+        rings = []
+        for worker, without in zip(workers, (True, False), strict=True):
+            worker.meet([0], 0)
+            if without:
+                with kernels.disabled():
+                    outgoing, context = worker.outgoing(0, gradient.copy())
+            else:
+                outgoing, context = worker.outgoing(0, gradient.copy())
+            rings.append(outgoing.ring.copy())
+            message = outgoing.message if worker.gathers(context) else None
+            worker.incoming(context, rings[0].copy(), message)
+            worker.done(context)
+        np.testing.assert_allclose(rings[1], rings[0], rtol=1e-4, atol=1e-4)
+        ours, theirs = (worker.residuals()["layer"] for worker in workers)
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        assert np.isfinite(ours).all()
+
+
+def test_a_matrix_that_is_small_for_the_link_goes_along_directions():
+    """Whatever the price, and however coordinates would do: they would need an allgather."""
+    link = LinkTime(PayloadBits(1, 4), bandwidth=3e7, latency=1e-3, compute=1e-4)
+    ensemble = Ensemble(NUMPY, adaptive(cost=link, dense_below=0), SHAPES, 2)
+    sent = train(ensemble, lambda step, worker: spikes(step), 4 * STEPS)
+    assert all(values in (4 * ROWS, 4 * COLUMNS) for values in sent[STEPS:]), sent[STEPS:]
+
+
+def test_short_vectors_beside_matrices_go_dense():
+    assert adaptive().fitted((16_383,)).spares(16_383) and not adaptive().fitted((16_384,)).spares(16_384)
+    assert not adaptive().fitted((1024, 1)).spares(1024 * 16) and not adaptive().fitted((64, 64)).spares(4096)
+    assert not adaptive(rank=0).fitted((2000,)).spares(2000)
+    assert not adaptive(dense_below=0).fitted((2000,)).spares(2000)
 
 
 def test_gradients_of_zeros_do_not_use_up_the_trial():
