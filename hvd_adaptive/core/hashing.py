@@ -34,9 +34,13 @@ def integers(b: Backend, like: Array, seed: int, step: Any, count: Any) -> Array
     Two calls that differ in seed or step are independent for all practical purposes, and the
     first n of m > n numbers are those of a call for n.  ``step``: a number or an int64 scalar.
     """
+    return mix(b, b.arange(count, like) * _GOLDEN + key(b, like, seed, step)) & ((1 << 63) - 1)
+
+
+def key(b: Backend, like: Array, seed: int, step: Any) -> Array:
+    """What seed and step make of :func:`integers`: an int64 array of one element."""
     seed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-    key = mix(b, mix(b, b.constant([seed], "int64", like)) + b.constant([step], "int64", like))
-    return mix(b, b.arange(count, like) * _GOLDEN + key) & ((1 << 63) - 1)
+    return mix(b, mix(b, b.constant([seed], "int64", like)) + b.constant([step], "int64", like))
 
 
 def uniform(b: Backend, like: Array, seed: int, step: Any, count: Any) -> Array:

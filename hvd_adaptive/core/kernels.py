@@ -196,6 +196,26 @@ def read_indices(low: Words, unary: Words, code: int, width: int, dimension: int
 
 
 @jit
+def draw_strata(key: Any, dimension: int, out: Indices) -> None:
+    """Fill ``out`` with a coordinate of each stratum, rotated; see selection.shared_random."""
+    count = len(out)
+    rotation = _drawn(count, key) % dimension
+    start = 0
+    for i in range(count):
+        end = (i + 1) * dimension // count
+        out[i] = (start + _drawn(i, key) % (end - start) + rotation) % dimension
+        start = end
+
+
+@jit
+def _drawn(i: int, key: Any) -> Any:
+    x = np.uint64(i) * np.uint64(0x9E3779B97F4A7C15) + key
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.int64((x ^ (x >> np.uint64(31))) & np.uint64(0x7FFFFFFFFFFFFFFF))
+
+
+@jit
 def add_at(total: Values, indices: Indices, values: Values) -> None:
     """``total[indices] += values``, in order."""
     for i in range(len(indices)):

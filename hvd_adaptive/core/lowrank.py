@@ -109,10 +109,15 @@ class LowRank:
         says of the sum; and whether all of ``own`` is finite.  ``like``: an array of the backend."""
         right = bool(_even(control))
         directions = (self._right if right else self._left)(b, like, control)[:used]
-        known = kernels.host(b, directions)
+        known, shape = kernels.host(b, directions), self.matrix
         assert known is not None
-        shape = self.matrix
-        values, finite = scan.add_and_project(total.reshape(shape), own.reshape(shape), known, right)
+
+        def multiply(x: Host, y: Host) -> Any:
+            return kernels.host(b, b.matmul(b.from_host(x, like), b.from_host(y, like)))
+
+        values, finite = scan.add_and_project(
+            total.reshape(shape), own.reshape(shape), known, right, multiply
+        )
         return b.from_host(values.reshape(-1), like), finite
 
     def less(self, b: Backend, x: Array, control: Any, values: Array, used: Any) -> Array:

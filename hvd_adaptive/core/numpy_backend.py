@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from . import kernels, scan
 from .backend import Array
 from .errors import MessageError
 
@@ -14,10 +15,6 @@ _DTYPES = {
     "float16": np.float16, "float32": np.float32, "float64": np.float64, "uint8": np.uint8,
     "int16": np.int16, "int32": np.int32, "int64": np.int64, "bool": np.bool_,
 }  # fmt: skip
-
-
-_BLOCK = 1 << 16
-"""Elements of a product at a time."""
 
 
 def _quiet() -> np.errstate:
@@ -127,7 +124,10 @@ class NumpyBackend:
         return x
 
     def clear_(self, x: Array) -> Array:
-        x[...] = 0
+        if kernels.AVAILABLE and x.dtype == np.float32 and x.flags.c_contiguous:
+            scan.clear(x.reshape(-1))
+        else:
+            x[...] = 0
         return x
 
     def matmul(self, x: Array, y: Array) -> Array:
@@ -147,7 +147,7 @@ class NumpyBackend:
 
     def subtract_product_(self, z: Array, x: Array, y: Array) -> Array:
         whole = z.reshape(x.shape[1], y.shape[1])
-        step = max(1, _BLOCK // y.shape[1])
+        step = max(1, scan.CACHED // y.shape[1])
         for begin in range(0, len(whole), step):  # so that the product stays in the cache
             part = whole[begin : begin + step]
             np.subtract(part, x[:, begin : begin + step].T @ y, out=part)

@@ -15,6 +15,7 @@ keeps its residual plus what is finite of its own gradient.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -315,26 +316,27 @@ def compress(
 
 def _swept(
     b: Backend, plan: Plan, control: Control, flat: Array, residual: Array | None
-) -> tuple[Array, Array] | None:
+) -> tuple[Array | None, Array] | None:
     """Adds the gradient to the residual of error feedback, and in the same pass over the host's memory finds
-    the candidates of the policy, or what the sum is along the directions; and says whether all of ``flat`` is
-    finite.  None where that cannot be done, and nothing has been."""
+    the candidates of the policy, or what the sum is along the directions (None: neither is asked for); and
+    says whether all of ``flat`` is finite.  None where that cannot be done, and nothing has been."""
     policy, low = plan.recipe.policy, plan.recipe.lowrank
-    if residual is None or small(plan) or not isinstance(plan.recipe.memory, ErrorFeedback):
+    if residual is None or not isinstance(plan.recipe.memory, ErrorFeedback):
         return None
     total, own = kernels.host(b, residual), kernels.host(b, flat)
-    if total is None or own is None or bool(control.dense):
+    if total is None or own is None:
         return None
-    if projects(plan, control):
+    sparse = not (small(plan) or bool(control.dense))
+    if sparse and projects(plan, control):
         assert low is not None
         found, finite = low.swept(b, total, own, control, used(plan, control), flat)
-    elif sends_all(policy) or not isinstance(policy, Scanning):
-        return None
-    else:
+    elif sparse and isinstance(policy, Scanning) and not sends_all(policy):
         drawn = selection.sample(b, residual) + selection.sample(b, flat)
         threshold = float(policy.threshold(b, drawn, plan.dimension, control))
         positions, finite = scan.add_at_least(total, own, threshold)
         found = b.from_host(positions, flat)
+    else:
+        found, (_, finite) = None, scan.add_at_least(total, own, math.inf)
     return found, b.constant(finite, "bool", flat)
 
 

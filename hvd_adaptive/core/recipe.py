@@ -12,6 +12,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from . import link
@@ -30,7 +31,7 @@ VECTORS = 16
 """Where matrices may be sent along directions, vectors go dense up to so many times as many elements as other
 tensors: they are few beside the matrices that they belong to, and would need a collective of their own."""
 
-DIRECTIONS = 16
+DIRECTIONS = 24
 """The most that ``adaptive`` sends of a matrix: twice as many save 1 to 4 per cent of the steps, half as many
 cost 13 (benchmarks/lowrank.py)."""
 
@@ -74,7 +75,7 @@ class Recipe:
         if isinstance(self.policy, LowRank) and not isinstance(self.memory, ErrorFeedback):
             raise ConfigurationError(f"memory must be 'error_feedback' or 'none' for {self.name}")
 
-    @property
+    @cached_property
     def shared(self) -> bool:
         """Whether all ranks send the same coordinates, so that values can be ring-allreduced."""
         return isinstance(self.policy, (SharedRandom, Led, LowRank))
@@ -94,7 +95,7 @@ class Recipe:
             return dataclasses.replace(self, dense_below=EVERYTHING)
         return dataclasses.replace(self, policy=fitted)
 
-    @property
+    @cached_property
     def lowrank(self) -> LowRank | None:
         """The directions that are sent, always or where they do more than coordinates."""
         if isinstance(self.policy, LowRank):
@@ -113,7 +114,7 @@ class Recipe:
         """Elements of the memory's state for a tensor of so many elements."""
         return 0 if self.leaves(dimension) else self.memory.width * dimension
 
-    @property
+    @cached_property
     def adaptive(self) -> Adaptive | None:
         """The tuning policy in this recipe, if there is one."""
         inner = self.policy
@@ -229,7 +230,7 @@ def adaptive(
     ranks make it the cheaper one (:func:`restate`).
 
     ``rank``: the most directions of a matrix that are sent instead of coordinates, where they do more at
-    the same cost (:mod:`hvd_adaptive.core.form`); 0: none are.  The default is 16 for progress with error
+    the same cost (:mod:`hvd_adaptive.core.form`); 0: none are.  The default is 24 for progress with error
     feedback and no warm-up, and 0 elsewhere.
     """
     if objective is None:

@@ -132,6 +132,12 @@ def shared_random(b: Backend, like: Array, dimension: int, count: int, seed: int
     rotated by one random offset, so that each coordinate is chosen with probability exactly
     count / dimension: the contraction of rand-k (delta = k / d) at a cost of O(k).
     """
+    if kernels.host(b, like) is not None and count:
+        own = kernels.host(b, hashing.key(b, like, seed, step))
+        assert own is not None
+        found = np.empty(count, np.int64)
+        kernels.draw_strata(own.view(np.uint64)[0], dimension, found)
+        return b.from_host(found, like)
     strata = b.arange(count, like)
     start = strata * dimension // count
     size = (strata + 1) * dimension // count - start

@@ -17,7 +17,7 @@ from rich.table import Table
 from ..core import scan
 from ..core.recipe import Recipe, lowrank, randk, sign, topk
 from ..core.worker import Worker
-from ..torch.backend import TORCH
+from ..torch.host import HOST
 
 TENSORS, SIZE = 200, 16_384
 """A model of many tensors, as transformers are."""
@@ -92,13 +92,14 @@ def _recipes(ratio: float) -> list[tuple[str, Recipe]]:
 
 
 def _round_trip(recipe: Recipe, gradient: torch.Tensor) -> Callable[[], object]:
-    """Compress and decompress, as one of two ranks would whose messages are the same."""
-    worker = Worker(TORCH, recipe, {"x": _square(gradient.numel())})
+    """Compress and decompress, as one of two ranks would whose messages are the same; as the compressor for
+    torch does in the host's memory."""
+    worker, own = Worker(HOST, recipe, {"x": _square(gradient.numel())}), gradient.numpy()
     worker.meet([0], 0)
-    storage = torch.empty_like(gradient)  # under Horovod the gradient's own, which is new in every step
+    storage = torch.empty_like(gradient).numpy()  # under Horovod the gradient's own, new in every step
 
     def step() -> object:
-        outgoing, context = worker.outgoing(0, gradient)
+        outgoing, context = worker.outgoing(0, own)
         assert outgoing is not None
         messages = outgoing.message if worker.gathers(context) else None
         aggregate = worker.incoming(context, outgoing.ring, messages, storage)
@@ -110,9 +111,9 @@ def _round_trip(recipe: Recipe, gradient: torch.Tensor) -> Callable[[], object]:
 
 def _small(name: str, recipe: Recipe, repeats: int) -> dict[str, Any]:
     """A model of many small tensors: what our part of a step takes for each."""
-    worker = Worker(TORCH, recipe, {f"x{i}": _square(SIZE) for i in range(TENSORS)})
+    worker = Worker(HOST, recipe, {f"x{i}": _square(SIZE) for i in range(TENSORS)})
     worker.meet([0], 0)
-    gradient = torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
+    gradient = torch.randn(SIZE, generator=torch.Generator().manual_seed(1)).numpy()
 
     def step() -> None:
         ways = [worker.outgoing(slot, gradient) for slot in range(TENSORS)]

@@ -10,6 +10,7 @@ import torch
 
 from ..core.backend import Array
 from ..core.errors import MessageError
+from ..core.numpy_backend import NUMPY
 
 _DTYPES = {
     name: getattr(torch, name)
@@ -117,7 +118,10 @@ class TorchBackend:
         return x.index_put_((indices,), values)
 
     def clear_(self, x: Array) -> Array:
-        return x.zero_()
+        if x.device.type != "cpu" or x.dtype is not torch.float32:
+            return x.zero_()
+        NUMPY.clear_(x.detach().numpy())
+        return x
 
     def matmul(self, x: Array, y: Array) -> Array:
         return x @ y

@@ -13,13 +13,13 @@ from ..core import ballot, plans
 from ..core.backend import Array
 from ..core.errors import ConfigurationError
 from ..core.link import measured
-from ..core.numpy_backend import NUMPY
 from ..core.recipe import Recipe, given
 from ..core.statistics import Statistics, Traffic
 from ..core.worker import Context, Worker
 from .backend import TORCH
 from .gather import Gather
 from .horovod import load
+from .host import HOST
 from .link import Collectives
 from .parameters import Parameters, refuse_adasum
 
@@ -70,9 +70,8 @@ class Compressor:
             )
         self._scaler = scaler
         self._parameters = Parameters(named_parameters)
-        # In the host's memory NumPy works on the tensors' own storage, and takes less time for each call.
         self._on_host = all(tensor.device.type == "cpu" for tensor in self._parameters.tensors)
-        backend = NUMPY if self._on_host else TORCH
+        backend = HOST if self._on_host else TORCH
         self._worker = Worker(backend, recipe, self._parameters.shapes, overrides)
         self._process_set = process_set
         self._tag = plans.tag(name)

@@ -104,10 +104,10 @@ def test_directions(name, train, horovodrun):
 def test_what_is_simulated_is_what_horovod_does(horovodrun):
     """Bit for bit, with both forms in the same steps."""
     from hvd_adaptive.core.ensemble import Ensemble
-    from hvd_adaptive.core.numpy_backend import NUMPY
     from hvd_adaptive.core.recipe import from_config
+    from hvd_adaptive.torch.host import HOST
 
-    ensemble = Ensemble(NUMPY, from_config(RECIPES["adaptive"]), SHAPES, 2)
+    ensemble = Ensemble(HOST, from_config(RECIPES["adaptive"]), SHAPES, 2)
     applied = [np.zeros(shape, np.float32) for shape in SHAPES.values()]
     for step in range(STEPS):
         means = ensemble.reduce([_gradients(step, rank) for rank in range(2)])

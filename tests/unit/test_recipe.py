@@ -135,7 +135,7 @@ def test_what_the_recipes_are():
         LinkTime(PayloadBits(1, 4), bandwidth=1e9), measure=True, objective="progress", auto=True
     )
     assert adaptive(rank=0).adaptive == adaptive(warmup_steps=4).adaptive == default
-    assert adaptive().adaptive == dataclasses.replace(default, lowrank=LowRank(16))
+    assert adaptive().adaptive == dataclasses.replace(default, lowrank=LowRank(24))
     assert lowrank(3) == Recipe("lowrank", LowRank(3), ErrorFeedback())
     assert adaptive(cost=PayloadBits(1)).adaptive.objective == "energy"
     assert adaptive().values == "int4" and adaptive(cost=PayloadBits(1)).values == "fp32"
