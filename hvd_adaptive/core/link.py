@@ -23,14 +23,14 @@ from .errors import ConfigurationError
 
 FORMAT = 1
 
-SIZES = (16, 1024, 16_384, 131_072, 1_048_576, 4_194_304)
+SIZES = (16, 1024, 16_384, 65_536, 262_144, 1_048_576, 4_194_304)
 """Elements of 4 bytes that each rank hands over, smallest first."""
 
 GREATEST_FILE = 1 << 20
 """Bytes; a calibration is a few hundred."""
 
-REPEATS, LONGEST, ENOUGH = 3, 0.008, 0.03
-"""As for :func:`measure`, where training waits for it: a fifth of a second in all.  What steps then take
+REPEATS, LONGEST, ENOUGH = 3, 0.008, 0.07
+"""As for :func:`measure`, where training waits for it: a quarter of a second in all.  What steps then take
 tells the rest."""
 
 _FASTEST = 1e-14  # seconds a byte where a fit finds none

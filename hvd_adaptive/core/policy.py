@@ -33,9 +33,9 @@ class Control:
     they are not known.  ``support``: what all ranks send of this tensor, where that is known from the
     step before.  ``directions``: the tensor's, as :mod:`hvd_adaptive.core.lowrank` keeps them (None: those
     of the start), and ``used`` how many of them would be sent (None: to be reckoned).  ``trial``: how they
-    have done, where coordinates could be sent instead.  ``first``: the
-    ranks have not compared their settings yet, so every tensor is sent in the one form that does not
-    depend on them, a ballot and a message that describes itself.
+    have done, where coordinates could be sent instead.  ``first``: the ranks have not compared their
+    settings yet, so every tensor is sent in the one form that does not depend on them, a ballot and a
+    message that describes itself.
     """
 
     step: Any = 0

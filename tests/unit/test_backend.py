@@ -13,7 +13,7 @@ from hvd_adaptive.core.errors import ConfigurationError, MessageError
 from hvd_adaptive.core.numpy_backend import NUMPY
 
 PRIMITIVES = sorted(name for name, member in vars(Backend).items() if callable(member) and name[0] != "_")
-MEMBERS = ["numpy", "torch", "tensorflow", "tensorflow-traced"]
+MEMBERS = ["numpy", "torch", "torch-on-host", "tensorflow", "tensorflow-traced"]
 
 
 class Runner:
@@ -26,6 +26,12 @@ class Runner:
         if self.member == "numpy":
             with np.errstate(over="ignore"):
                 return np.asarray(function(NUMPY, *arrays))
+        if self.member == "torch-on-host":
+            pytest.importorskip("torch")
+            from hvd_adaptive.torch.host import HOST
+
+            with np.errstate(over="ignore"):
+                return np.asarray(function(HOST, *map(np.array, arrays)))
         if self.member == "torch":
             torch = pytest.importorskip("torch")
             from hvd_adaptive.torch.backend import TORCH
