@@ -123,8 +123,8 @@ MORE_DIRECTIONS = 3.0
 saves 0.13 to 0.3 per cent of its steps for every per cent more, where coordinates around 1 % save 0.06."""
 
 MINOR = 1 << 16
-"""Elements up to which a matrix may be sent along directions without a trial, so that a step needs no allgather.
-Directions of larger ones take time to compute: on an embedding of 5 million, as much as everything else."""
+"""Elements up to which a matrix may be sent along directions without a trial, so that a step needs no
+allgather.  Those of larger ones take time to compute: of an embedding of 5 million, as much as all else."""
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,8 @@ class Adaptive(Scanning):
 
     @cached_property
     def minor(self) -> bool:
-        """Whether the matrix is small, and so small for the link that the fewest directions take no longer than
-        an allgather of nothing, which any coordinate of it would need."""
+        """Whether the matrix is small, for the link, too: the fewest directions take no longer than an
+        allgather of nothing, which any coordinate of it would need."""
         assert isinstance(self.cost, LinkTime) and self.lowrank is not None
         gather = dataclasses.replace(self.cost, collective="allgather", compute=0.0)
         small = math.prod(self.lowrank.matrix) <= MINOR

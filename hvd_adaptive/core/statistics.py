@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,8 +34,10 @@ class Traffic:
         return self.bits_sent / self.bits_dense if self.bits_dense else 1.0
 
     def __add__(self, other: Traffic) -> Traffic:
-        pairs = ((f.name, getattr(self, f.name) + getattr(other, f.name)) for f in dataclasses.fields(self))
-        return Traffic(**dict(pairs))
+        return Traffic(*map(operator.add, _values(self), _values(other)))
+
+
+_values = operator.attrgetter(*(field.name for field in dataclasses.fields(Traffic)))  # added for each tensor
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ class StepClock:
         self._own = 0.0  # seconds in the calls before the latest
         self._began: float | None = None  # when the first result of the last step was in
         self._wholes = Wholes(*np.zeros(len(Wholes._fields)))
+        self._known: tuple[float, float, float] | None = None  # what the properties say, between two steps
 
     @property
     def steps(self) -> int:
@@ -92,13 +93,19 @@ class StepClock:
     @property
     def compute(self) -> float:
         """Median over recent steps, seconds; 0 before the second step."""
-        return statistics.median(self._recent) if self._recent else 0.0
+        return self._told()[0]
 
     @property
     def wholes(self) -> tuple[float, float]:
         """Seconds from end to end of a sparse and of a dense step; 0 where it is not known."""
-        sparse, dense = self._wholes.told(NUMPY)
-        return float(sparse), float(dense)
+        return self._told()[1:]
+
+    def _told(self) -> tuple[float, float, float]:
+        if self._known is None:
+            sparse, dense = self._wholes.told(NUMPY)
+            compute = statistics.median(self._recent) if self._recent else 0.0
+            self._known = compute, float(sparse), float(dense)
+        return self._known
 
     def compressing(self, began: float, ended: float) -> None:
         """A call of ``compress``."""
@@ -110,6 +117,7 @@ class StepClock:
         """All results of a step are in."""
         now = self.now()
         if self._latest is not None:  # the first result of the step
+            self._known = None
             if self._reduced is not None:
                 self._recent.append(max(0.0, self._latest - self._reduced - self._own))
             if self._began is not None:

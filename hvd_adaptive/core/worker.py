@@ -284,22 +284,24 @@ class Worker:
 
     def control(self, slot: int) -> Control:
         """What governs the tensor's next step."""
-        step, tuned, first = self._step(slot), self._plans[slot].recipe.adaptive, slot in self._first
-        course = self._round(step).course
-        control = Control() if first or tuned is None else course.control
-        if tuned is not None and tuned.measure:
-            sparse, dense = self.clock.wholes
-            control = dataclasses.replace(
-                control, compute=self.clock.compute, sparse_time=sparse, dense_time=dense
-            )
-        step -= self._since
-        if first:
-            return dataclasses.replace(control, step=step, first=True)
-        support, directions, trial = self._supports[slot], self._directions[slot], self._trials[slot]
-        control = dataclasses.replace(control, step=step, support=support, directions=directions, trial=trial)
-        if self._plans[slot].recipe.lowrank is None:
+        plan, step, first = self._plans[slot], self._step(slot), slot in self._first
+        tuned, course = plan.recipe.adaptive, self._round(step).course.control
+        sparse, dense = self.clock.wholes if tuned is not None and tuned.measure else (0.0, 0.0)
+        control = Control(
+            step=step - self._since,
+            price=0.0 if first or tuned is None else course.price,
+            dense=False if first or tuned is None else course.dense,
+            compute=self.clock.compute if tuned is not None and tuned.measure else 0.0,
+            sparse_time=sparse,
+            dense_time=dense,
+            first=first,
+            support=None if first else self._supports[slot],
+            directions=None if first else self._directions[slot],
+            trial=Trial() if first else self._trials[slot],
+        )
+        if first or control.dense or plan.recipe.lowrank is None:
             return control
-        return dataclasses.replace(control, used=pipeline.used(self._plans[slot], control))
+        return dataclasses.replace(control, used=pipeline.used(plan, control))
 
     def outgoing(self, slot: int, gradient: Array) -> tuple[pipeline.Outgoing | None, Context]:
         """What to send of a gradient, or None for one that goes as it is.
