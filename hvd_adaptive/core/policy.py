@@ -122,10 +122,6 @@ MORE_DIRECTIONS = 3.0
 """Directions are worth so many times the time that coordinates would be: from 4 to 16 of them a training
 saves 0.13 to 0.3 per cent of its steps for every per cent more, where coordinates around 1 % save 0.06."""
 
-MINOR = 1 << 16
-"""Elements up to which a matrix may be sent along directions without a trial, so that a step needs no
-allgather.  Those of larger ones take time to compute: of an embedding of 5 million, as much as all else."""
-
 
 @dataclass(frozen=True)
 class Adaptive(Scanning):
@@ -221,12 +217,11 @@ class Adaptive(Scanning):
 
     @cached_property
     def minor(self) -> bool:
-        """Whether the matrix is small, for the link, too: the fewest directions take no longer than an
+        """Whether the matrix is so small for the link that the fewest directions take no longer than an
         allgather of nothing, which any coordinate of it would need."""
-        assert isinstance(self.cost, LinkTime) and self.lowrank is not None
+        assert isinstance(self.cost, LinkTime)
         gather = dataclasses.replace(self.cost, collective="allgather", compute=0.0)
-        small = math.prod(self.lowrank.matrix) <= MINOR
-        return small and self.fewest * self.direction <= gather.fixed
+        return self.fewest * self.direction <= gather.fixed
 
     @cached_property
     def direction(self) -> float:
