@@ -68,6 +68,14 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 @jit
+def _mix(x: Any) -> Any:
+    """See hashing.mix; of uint64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@jit
 def checksum(words: Words) -> Any:
     """The hash of ``words[1:]``; see hashing.checksum."""
     total = np.uint64(0)
@@ -76,9 +84,7 @@ def checksum(words: Words) -> Any:
         total += ((words[i + 1] + key) & _M32) * ((words[i + 2] + key + _STRIDE) & _M32)
     key = np.uint64(len(words) - 1) * _STRIDE
     total += ((words[len(words) - 1] + key) & _M32) * ((key + _STRIDE) & _M32)
-    total = (total ^ (total >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    total = (total ^ (total >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (total ^ (total >> np.uint64(31))) & _M32
+    return _mix(total) & _M32
 
 
 @jit
@@ -209,10 +215,9 @@ def draw_strata(key: Any, dimension: int, out: Indices) -> None:
 
 @jit
 def _drawn(i: int, key: Any) -> Any:
-    x = np.uint64(i) * np.uint64(0x9E3779B97F4A7C15) + key
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.int64((x ^ (x >> np.uint64(31))) & np.uint64(0x7FFFFFFFFFFFFFFF))
+    """See hashing.integers."""
+    x = _mix(np.uint64(i) * np.uint64(0x9E3779B97F4A7C15) + key)
+    return np.int64(x & np.uint64(0x7FFFFFFFFFFFFFFF))
 
 
 @jit

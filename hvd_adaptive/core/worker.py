@@ -286,12 +286,15 @@ class Worker:
         """What governs the tensor's next step."""
         plan, step, first = self._plans[slot], self._step(slot), slot in self._first
         tuned, course = plan.recipe.adaptive, self._round(step).course.control
-        sparse, dense = self.clock.wholes if tuned is not None and tuned.measure else (0.0, 0.0)
+        if first or tuned is None:  # neither a price nor dense steps
+            course = Control()
+        timed = tuned is not None and tuned.measure
+        sparse, dense = self.clock.wholes if timed else (0.0, 0.0)
         control = Control(
             step=step - self._since,
-            price=0.0 if first or tuned is None else course.price,
-            dense=False if first or tuned is None else course.dense,
-            compute=self.clock.compute if tuned is not None and tuned.measure else 0.0,
+            price=course.price,
+            dense=course.dense,
+            compute=self.clock.compute if timed else 0.0,
             sparse_time=sparse,
             dense_time=dense,
             first=first,
